@@ -1,0 +1,191 @@
+"""What an operator promises, as data. Nothing here imports torch, so a contract can be read, listed and tested anywhere.
+
+An operator is declared once, as an :class:`OpSpec`. The torch schema, the fake kernel, the input checks and their
+messages, the documentation table, the audit rules, the conformance tests and the benchmark sweep are all derived
+from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Exactness = Literal["portable", "device", "kchain"]
+"""``portable``: only IEEE + - * / sqrt in a fixed order, the same bits on every CPU and GPU.
+``device``: also rsqrt/exp/sin/cos of the device, the same bits across backends of one architecture.
+``kchain``: the tensor-core chain over ascending K, one bit class per architecture."""
+
+TOLERANCE_CLASSES = ("reduction", "elementwise")
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """One tensor input of a pass.
+
+    ``axes`` are the trailing axes by name. With ``rows=True`` any number of leading axes may stand before them; they
+    are the batch, must agree between all row inputs, and are flattened to ``T`` rows.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    rows: bool = True
+    optional: bool = False
+    doc: str = ""
+    sample: str = "normal"
+    """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal) or ``positive`` (0.0625 .. 1.0625)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor output of a pass, always contiguous. ``dtype="grad"`` follows the pass's ``grad_dtype`` argument."""
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str
+    rows: bool = True
+    tolerance: Literal["reduction", "elementwise"] = "reduction"
+    doc: str = ""
+    hidden: bool = False
+    """Saved for backward, not returned by the public function."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that the caller passes and that both directions share. It must be finite and at least ``minimum``."""
+
+    name: str
+    default: float
+    minimum: float
+    why: str
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One direction of an operator: what goes in, what comes out."""
+
+    inputs: tuple[TensorArg, ...]
+    results: tuple[Result, ...]
+
+    def input(self, name: str) -> TensorArg:
+        return next(arg for arg in self.inputs if arg.name == name)
+
+    def result(self, name: str) -> Result:
+        return next(result for result in self.results if result.name == name)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The order in which one sum is taken. ``over`` is an axis name; ``T`` means the rows of the batch."""
+
+    result: str
+    over: str
+    order: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Where a contract's bits were checked. A claim without a place is not a claim."""
+
+    arch: str
+    device: str
+    torch: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One set of bits. A faster arithmetic is another contract with another name, never a variant of this one."""
+
+    name: str
+    summary: str
+    exactness: Exactness
+    reductions: tuple[Reduction, ...]
+    rounding: tuple[str, ...]
+    """Every point where a value is rounded to less than the accumulation type."""
+    accumulate: str = "float32"
+    fma: Literal["forbid", "explicit"] = "forbid"
+    approximate: tuple[str, ...] = ()
+    """PTX instructions without an IEEE result that the contract needs, e.g. ``rsqrt.approx.f32``."""
+    source: str = ""
+    proofs: tuple[Proof, ...] = ()
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """What a backend accepts. ``min_arch`` is a compute capability times ten; None means any device."""
+
+    name: Literal["cuda", "triton", "reference"]
+    min_arch: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    name: str
+    summary: str
+    forward: Pass
+    backward: Pass
+    contracts: tuple[Contract, ...]
+    backends: tuple[BackendSpec, ...]
+    """In order of preference."""
+    scalars: tuple[Scalar, ...] = ()
+    fixed_sizes: tuple[tuple[str, int], ...] = ()
+    """Axes whose size the operator fixes, e.g. ``("H", 4)``."""
+    size_limits: tuple[tuple[str, int, int], ...] = ()
+    """(axis, least, most) for the free axes."""
+    tuned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(axis, sizes) the kernels were tuned for; every other accepted size runs the same code."""
+    edges: tuple[str, ...] = field(default=())
+    """Documented behaviour at the edges: zero rows, NaN, overflow."""
+
+    @property
+    def default_contract(self) -> Contract:
+        return self.contracts[0]
+
+    def contract(self, name: str | None) -> Contract:
+        if name is None:
+            return self.default_contract
+        for contract in self.contracts:
+            if contract.name == name:
+                return contract
+        known = ", ".join(repr(c.name) for c in self.contracts)
+        raise ValueError(f"{self.name}: no contract named {name!r}; choose one of {known}")
+
+    def direction(self, backward: bool) -> Pass:
+        return self.backward if backward else self.forward
+
+
+def validate(spec: OpSpec) -> None:
+    """Refuse a declaration that could not be kept. Called once per operator when the registry loads it."""
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise ValueError(f"OpSpec {spec.name!r}: {message}")
+
+    need(bool(spec.contracts), "at least one contract")
+    need(len({c.name for c in spec.contracts}) == len(spec.contracts), "contract names must differ")
+    need(any(b.name == "reference" for b in spec.backends), "a reference backend defines the bits and must exist")
+    forward_names = {a.name for a in spec.forward.inputs} | {r.name for r in spec.forward.results}
+    known_axes = {name for name, _ in spec.fixed_sizes} | {name for name, _, _ in spec.size_limits}
+    for direction in (spec.forward, spec.backward):
+        for axes in [a.axes for a in direction.inputs] + [r.axes for r in direction.results]:
+            need(set(axes) <= known_axes, f"axes {axes} are neither fixed nor limited")
+        need(any(a.rows and not a.optional for a in direction.inputs), "a pass needs a row input that is always given")
+    for arg in spec.backward.inputs:
+        upstream = arg.name.removeprefix("grad_")
+        need(arg.name in forward_names or upstream in forward_names, f"backward input {arg.name!r} comes from nowhere")
+    for result in spec.backward.results:
+        need(result.name.removeprefix("grad_") in forward_names, f"{result.name!r} is the gradient of no input")
+        need(result.name.startswith("grad_"), f"backward result {result.name!r} must be named grad_<input>")
+    reduced = {r.result for c in spec.contracts for r in c.reductions}
+    results = {r.name for d in (spec.forward, spec.backward) for r in d.results}
+    need(reduced <= results, f"reductions {sorted(reduced - results)} belong to no result")
+    for result in spec.backward.results:
+        if not result.rows:
+            for contract in spec.contracts:
+                need(
+                    any(r.result == result.name and r.over == "T" for r in contract.reductions),
+                    f"contract {contract.name!r} must state the order over rows of {result.name!r}",
+                )

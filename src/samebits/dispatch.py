@@ -1,0 +1,167 @@
+"""Choose the backend and the launch plan of a call. Pure: it sees shapes, strides and devices, never a value."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from samebits.contract import OpSpec
+
+Strictness = Literal["warn", "strict", "silent"]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What dispatch may know about where the tensors are. ``arch`` is 90 for sm_90; 0 off the GPU."""
+
+    kind: str
+    arch: int = 0
+    multiprocessors: int = 0
+    name: str = ""
+    shared_bytes: int = 0
+    """The most shared memory that one block may ask for."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One tensor input as a kernel will see it: rows by trailing axes, in elements."""
+
+    dtype: str
+    strides: tuple[int, ...]
+    """Stride of the row, then of each trailing axis."""
+    aligned: bool
+    """Base address and every outer stride are multiples of 16 bytes, so 16-byte loads are legal."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything that may influence a plan."""
+
+    op: str
+    backward: bool
+    contract: str
+    rows: int
+    sizes: tuple[tuple[str, int], ...]
+    layouts: tuple[tuple[str, Layout], ...]
+    """Inputs by name; an absent optional input is not listed."""
+    wanted: tuple[str, ...]
+    """Results to compute, by name."""
+    grad_dtype: str
+    device: DeviceInfo
+
+    def size(self, axis: str) -> int:
+        return dict(self.sizes)[axis]
+
+    def layout(self, name: str) -> Layout:
+        return dict(self.layouts)[name]
+
+    def has(self, name: str) -> bool:
+        return any(key == name for key, _ in self.layouts)
+
+    @property
+    def aligned(self) -> bool:
+        return all(layout.aligned for _, layout in self.layouts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    backend: str
+    plan: object
+    reason: str
+    rejected: tuple[str, ...] = ()
+    """Why each more preferred backend was passed over."""
+
+
+class UnsupportedError(ValueError):
+    """No backend accepts the call, or the policy forbids the one that would. The message says which and why."""
+
+
+# --- policy -----------------------------------------------------------------------------------------------------------
+
+_strictness: contextvars.ContextVar[Strictness] = contextvars.ContextVar("samebits_strictness", default="warn")
+_forced_plan: contextvars.ContextVar[int] = contextvars.ContextVar("samebits_forced_plan", default=0)
+
+
+@contextlib.contextmanager
+def policy(strictness: Strictness) -> Iterator[None]:
+    """What to do when a call cannot run as asked in place and on the fastest backend.
+
+    ``warn`` (default) says so once per operator and cause; ``strict`` refuses slower backends and copies with
+    :class:`UnsupportedError`; ``silent`` says nothing.
+    """
+    if strictness not in ("warn", "strict", "silent"):
+        raise ValueError(f"policy must be 'warn', 'strict' or 'silent', not {strictness!r}")
+    token = _strictness.set(strictness)
+    try:
+        yield
+    finally:
+        _strictness.reset(token)
+
+
+def strictness() -> Strictness:
+    return _strictness.get()
+
+
+@contextlib.contextmanager
+def force_plan(index: int) -> Iterator[None]:
+    """Run the ``index``-th launch plan of every call (modulo their number) instead of the first. For verification."""
+    token = _forced_plan.set(index)
+    try:
+        yield
+    finally:
+        _forced_plan.reset(token)
+
+
+# --- choice -----------------------------------------------------------------------------------------------------------
+
+
+def refusal(spec: OpSpec, backend: str, device: DeviceInfo, installed: dict[str, str | None]) -> str | None:
+    """Why ``backend`` cannot take the call, or None. ``installed`` maps a backend to why it cannot be imported."""
+    declared = next((b for b in spec.backends if b.name == backend), None)
+    if declared is None:
+        known = ", ".join(repr(b.name) for b in spec.backends)
+        return f"{spec.name} has no backend named {backend!r}; choose one of {known}"
+    if declared.min_arch is not None:
+        if device.kind != "cuda":
+            return f"backend {backend!r} needs a CUDA tensor; the inputs are on {device.kind!r}"
+        if device.arch < declared.min_arch:
+            return f"backend {backend!r} needs compute capability {declared.min_arch / 10} or later; this GPU has {device.arch / 10}"
+    missing = installed.get(backend)
+    if missing is not None:
+        return f"backend {backend!r} is not usable here: {missing}"
+    return None
+
+
+def choose(
+    spec: OpSpec,
+    call: Call,
+    asked: str | None,
+    installed: dict[str, str | None],
+    plans: dict[str, tuple[object, ...]] | None = None,
+) -> Choice:
+    """Pick a backend (the asked one or nothing else; otherwise the first that accepts), and its plan.
+
+    ``plans`` maps a backend to its plans for this call, best first; the bits of all of them are the same.
+    """
+    candidates = [asked] if asked is not None else [b.name for b in spec.backends]
+    rejected: list[str] = []
+    for name in candidates:
+        why = refusal(spec, name, call.device, installed)
+        if why is not None:
+            rejected.append(why)
+            continue
+        options = (plans or {}).get(name, (None,))
+        plan = options[_forced_plan.get() % len(options)]
+        reason = "asked for" if asked is not None else ("preferred" if not rejected else "first that accepts the call")
+        if call.rows == 0:
+            reason += "; no rows, so nothing is launched"
+        return Choice(name, plan, reason, tuple(rejected))
+    raise UnsupportedError("; ".join(rejected))
+
+
+def slower_than_preferred(choice: Choice, call: Call) -> bool:
+    """True where a CUDA tensor ended on something else than the first backend without being asked to."""
+    return call.device.kind == "cuda" and bool(choice.rejected)

@@ -1,0 +1,111 @@
+"""Compile our CUDA C++ to machine code with NVRTC: always a cubin for one architecture, never PTX at run time.
+
+The options are fixed here and read nothing from the environment, so relaxed arithmetic cannot be switched on from
+outside: no fast-math, no contraction, no flush-to-zero, IEEE division and square root.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.resources import files
+
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device")
+_RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=false", "fast_math")
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One ``extern "C"`` kernel of one source file, with the macros that fix its compile-time choices.
+
+    ``source`` is a path inside the package. Every value that changes the code is in ``defines``, so the key of the
+    compiled code holds it.
+    """
+
+    source: str
+    entry: str
+    defines: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        macros = ",".join(f"{key}={value}" for key, value in self.defines)
+        return f"{self.entry}[{macros}]" if macros else self.entry
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a kernel; the message carries its log."""
+
+
+def options(kernel: CudaKernel, arch: str) -> tuple[str, ...]:
+    """The complete option list of one build. ``arch`` is e.g. ``sm_90a`` (machine code) or ``compute_90a`` (PTX)."""
+    chosen = (*OPTIONS, f"-arch={arch}", *(f"-D{key}={value}" for key, value in kernel.defines))
+    refuse_relaxed(chosen)
+    return chosen
+
+
+def refuse_relaxed(chosen: tuple[str, ...]) -> None:
+    for option in chosen:
+        if any(word in option for word in _RELAXED):
+            raise ValueError(f"option {option!r} relaxes the arithmetic; samebits kernels are only built with exact options")
+
+
+@functools.cache
+def version() -> str:
+    """The NVRTC version, e.g. ``13.0``."""
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    _check(status, "nvrtcVersion")
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def headers() -> dict[str, str]:
+    """Our ``.cuh`` files by name: everything a kernel may include."""
+    folder = files("samebits") / "csrc"
+    return {f.name: f.read_text() for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".cuh")}
+
+
+def source_text(kernel: CudaKernel) -> str:
+    return (files("samebits") / kernel.source).read_text()
+
+
+def compile_kernel(kernel: CudaKernel, arch: str) -> bytes:
+    """Machine code for ``arch`` = ``sm_XX``, PTX text (as bytes) for ``arch`` = ``compute_XX``."""
+    from cuda.bindings import nvrtc
+
+    names = list(headers())
+    status, program = nvrtc.nvrtcCreateProgram(
+        source_text(kernel).encode(),
+        kernel.source.encode(),
+        len(names),
+        [headers()[n].encode() for n in names],
+        [n.encode() for n in names],
+    )
+    _check(status, "nvrtcCreateProgram")
+    try:
+        chosen = [o.encode() for o in options(kernel, arch)]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(chosen), chosen)
+        if int(status) != 0:
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            log = b" " * size
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"{kernel.name} does not compile for {arch}:\n{log.decode(errors='replace').rstrip()}")
+        size_of, get = (
+            (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            if arch.startswith("sm_")
+            else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        )
+        status, size = size_of(program)
+        _check(status, "size of the compiled code")
+        code = b" " * size
+        (status,) = get(program, code)
+        _check(status, "reading the compiled code")
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _check(status: object, what: str) -> None:
+    if int(status) != 0:  # type: ignore[call-overload]
+        raise CompileError(f"NVRTC failed in {what}: {status}")
