@@ -1,0 +1,84 @@
+"""CUDA backend of ``h_aggregate``: which kernel runs a call, and its launch. Every plan of a call has the same bits.
+
+Floors per token at D columns, over 4.2 TB/s: forward 10 D bytes; backward 8 D + 16 D with FP32 gradients, 8 D + 10 D with BF16.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from samebits.audit.build import Build
+from samebits.dispatch import Call
+from samebits.ops.h_aggregate.spec import SPEC
+from samebits.runtime.launch import Launch, launch
+from samebits.runtime.nvrtc import CudaKernel
+from samebits.runtime.sweep import cuda_builds
+
+_SOURCE = "ops/h_aggregate/kernel.cu"
+_WARP = 32
+
+
+def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
+    vec = {"VEC": 8 if call.aligned and call.size("D") % 8 == 0 else 1}
+    if not call.backward:
+        return tuple(_plan("forward", vec, call.rows, threads) for threads in _threads(call.size("D")))
+    choices = vec | {"G_BF16": int(call.layout("grad_hidden").dtype == "bfloat16")}
+    want_residual = "grad_residual" in call.wanted
+    choices |= {"WANT_RESIDUAL": int(want_residual)}
+    if want_residual:
+        choices |= {"OUT_BF16": int(call.grad_dtype == "bfloat16")}
+    if "grad_pre" not in call.wanted:
+        return tuple(_plan("backward_residual", choices, call.rows, threads) for threads in _threads(call.size("D")))
+    choices |= {"WANT_PRE": 1}
+    many = call.rows > 2 * call.device.multiprocessors
+    if call.contract == "ascending":
+        # One token waits for its chain, many share the memory system: a smaller block leaves more of them in flight.
+        producers = (64, 128) if many else (128, 64)
+        return tuple(_plan("backward_ascending", choices | {"PRODUCERS": p}, call.rows, p + _WARP) for p in producers)
+    # A warp per stream has more loads in flight; a warp for all four reads the gradient once.
+    streams = (4, 1) if many else (1, 4)
+    return tuple(_plan("backward_tree256", choices | {"STREAMS": s}, -(-call.rows // s), 128) for s in streams)
+
+
+def run(
+    call: Call,
+    plan: tuple[Launch, ...],
+    inputs: dict[str, Tensor],
+    results: dict[str, Tensor],
+    scalars: dict[str, float],
+) -> None:
+    (step,) = plan
+    pre, residual = inputs["pre"], inputs["residual"]
+    size = call.size("D")
+    if not call.backward:
+        launch(step, pre, pre.stride(0), residual, residual.stride(0), residual.stride(1), results["hidden"], size)
+        return
+    grad = inputs["grad_hidden"]
+    grad_residual = results.get("grad_residual", 0)
+    common = (grad, grad.stride(0), pre, pre.stride(0))
+    if "grad_pre" not in call.wanted:
+        launch(step, *common, grad_residual, size)
+        return
+    streams = (residual, residual.stride(0), residual.stride(1))
+    rows = () if call.contract == "ascending" else (call.rows,)
+    launch(step, *common, *streams, results["grad_pre"], grad_residual, *rows, size)
+
+
+def _threads(size: int) -> tuple[int, ...]:
+    """Block sizes that leave no idle warp in the last round over a row, largest first."""
+    vectors = -(-size // 8)
+    chosen = []
+    for most in (512, 256, 128):
+        rounds = -(-vectors // most)
+        threads = -(-vectors // rounds)
+        chosen.append(-(-threads // _WARP) * _WARP)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _plan(entry: str, defines: dict[str, int], grid: int, block: int) -> tuple[Launch, ...]:
+    return (Launch(CudaKernel(_SOURCE, f"h_aggregate_{entry}", tuple(sorted(defines.items()))), grid, block),)
+
+
+def builds() -> tuple[Build, ...]:
+    """Every kernel that a call can reach, for the audit."""
+    return cuda_builds(SPEC, plans)

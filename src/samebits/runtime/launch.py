@@ -1,0 +1,93 @@
+"""Launch our CUDA kernels on torch's current stream."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.runtime import cubin_cache
+from samebits.runtime.nvrtc import CudaKernel
+
+DEFAULT_SHARED = 48 * 1024
+"""Above this a kernel must be told that it may use more shared memory."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch without its arguments. ``shared`` is dynamic shared memory in bytes."""
+
+    kernel: CudaKernel
+    grid: int
+    block: int
+    shared: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} grid={self.grid} block={self.block} shared={self.shared}"
+
+
+def arch_name(arch: int) -> str:
+    """The NVRTC name of a compute capability: 90 is built as sm_90a, which has Hopper's own instructions."""
+    return f"sm_{arch}a" if arch == 90 else f"sm_{arch}"
+
+
+def launch(plan: Launch, *args: Any) -> None:
+    """Enqueue on the current stream of the current device. Tensors are passed as pointers, ints as 64-bit integers."""
+    import cuda.core
+
+    device = torch.cuda.current_device()
+    kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
+    cuda.core.launch(stream, _config(plan), kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
+
+
+@functools.cache
+def _config(plan: Launch) -> Any:
+    import cuda.core
+
+    return cuda.core.LaunchConfig(grid=plan.grid, block=plan.block, shmem_size=plan.shared)
+
+
+@functools.cache
+def _stream(handle: int) -> Any:
+    """A stream object per handle: making one costs more than a launch."""
+    import cuda.core
+
+    if handle == 0:
+        return cuda.core.LEGACY_DEFAULT_STREAM
+    return cuda.core.Stream.from_handle(handle)
+
+
+@functools.cache
+def _loaded(kernel: CudaKernel, device: int, shared: int) -> Any:
+    import cuda.core
+    from cuda.bindings import driver
+
+    major, minor = torch.cuda.get_device_capability(device)
+    code = cubin_cache.cubin(kernel, arch_name(major * 10 + minor))
+    with _allowed_under_capture():
+        loaded = cuda.core.ObjectCode.from_cubin(code, name=kernel.entry).get_kernel(kernel.entry)
+        if shared:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = driver.cuKernelSetAttribute(attribute, shared, driver.CUkernel(int(loaded.handle)), driver.CUdevice(device))
+            if int(status) != 0:
+                raise RuntimeError(f"{kernel.name}: {shared} bytes of shared memory were refused: {status}")
+    return loaded
+
+
+@contextlib.contextmanager
+def _allowed_under_capture() -> Iterator[None]:
+    """Loading code is not a stream operation, but a capturing thread may not do it unless it says so."""
+    from cuda.bindings import driver
+
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    status, previous = driver.cuThreadExchangeStreamCaptureMode(mode)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(previous)

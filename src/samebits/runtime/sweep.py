@@ -1,0 +1,65 @@
+"""Every kind of call that a declaration allows, as metadata: what the audit compiles and the planners are tested on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from samebits.audit.build import Build
+from samebits.contract import OpSpec, TensorArg
+from samebits.dispatch import Call, DeviceInfo, Layout
+from samebits.runtime.device import H200
+from samebits.runtime.launch import Launch
+from samebits.runtime.nvrtc import CudaKernel
+
+ROWS = (1, 128, 1024, 4096, 100_000)
+ODD = 17
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Iterator[Call]:
+    """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes and an odd one."""
+    tuned = dict(spec.tuned)
+    axes = [axis for axis, _, _ in spec.size_limits]
+    sizes = [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*((*tuned.get(a, ()), ODD) for a in axes))]
+    for contract, backward, size, count in itertools.product(spec.contracts, (False, True), sizes, rows):
+        full = size | dict(spec.fixed_sizes)
+        direction = spec.direction(backward)
+        names = [r.name for r in direction.results]
+        subsets = _subsets(names) if backward else [tuple(names)]
+        absent = _subsets([a.name for a in direction.inputs if a.optional]) + [()]
+        dtypes = itertools.product(*([(a, d) for d in a.dtypes] for a in direction.inputs))
+        open_dtype = any(r.dtype == "grad" for r in direction.results)
+        for given, missing, wanted, grad_dtype, aligned in itertools.product(
+            dtypes, absent, subsets, ("float32", "bfloat16") if open_dtype else ("float32",), (True, False)
+        ):
+            layouts = tuple(
+                (arg.name, dense_layout(arg, dtype, full, aligned)) for arg, dtype in given if arg.name not in missing
+            )
+            yield Call(spec.name, backward, contract.name, count, tuple(full.items()), layouts, wanted, grad_dtype, device)
+
+
+def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: bool = True) -> Layout:
+    """The layout of a contiguous input. ``aligned`` is what its base address allows; odd rows take it away again."""
+    strides: list[int] = []
+    for axis in reversed(arg.axes):
+        strides.insert(0, 1 if not strides else strides[0] * inner)
+        inner = sizes[axis]
+    if arg.rows:
+        strides.insert(0, strides[0] * inner if strides else 1)
+    outer = strides[:-1] if arg.axes else strides
+    return Layout(dtype, tuple(strides), aligned and all(s * _BYTES[dtype] % 16 == 0 for s in outer))
+
+
+def _subsets(names: list[str]) -> list[tuple[str, ...]]:
+    return [c for n in range(len(names), 0, -1) for c in itertools.combinations(names, n)]
+
+
+def cuda_builds(spec: OpSpec, plans: Callable[[Call], tuple[tuple[Launch, ...], ...]]) -> tuple[Build, ...]:
+    """Every CUDA kernel that some call can reach under some plan, with the contracts it serves."""
+    served: dict[CudaKernel, set[str]] = {}
+    for call in calls(spec, H200):
+        for plan in plans(call):
+            for step in plan:
+                served.setdefault(step.kernel, set()).add(call.contract)
+    return tuple(Build(kernel, tuple(sorted(served[kernel]))) for kernel in sorted(served, key=lambda k: k.name))
