@@ -21,8 +21,8 @@ def folder() -> Path:
 
 def key(kernel: CudaKernel, arch: str) -> str:
     state = hashlib.sha256()
-    parts = [nvrtc.version(), kernel.entry, nvrtc.source_text(kernel), *nvrtc.options(kernel, arch)]
-    for name, text in nvrtc.headers().items():
+    parts = [nvrtc.version(), kernel.source, nvrtc.source_text(kernel), *nvrtc.options(kernel, arch)]
+    for name, text in nvrtc.headers(kernel.op).items():
         parts += [name, text]
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))

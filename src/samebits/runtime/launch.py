@@ -20,15 +20,19 @@ DEFAULT_SHARED = 48 * 1024
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch without its arguments. ``shared`` is dynamic shared memory in bytes."""
+    """One kernel launch without its tensors. ``shared`` is dynamic shared memory in bytes."""
 
     kernel: CudaKernel
     grid: int
     block: int
     shared: int = 0
+    arguments: tuple[int, ...] = ()
+    """What the planner chose and the kernel must be told, e.g. the rows of a block."""
 
     def __str__(self) -> str:
-        return f"{self.kernel.name} grid={self.grid} block={self.block} shared={self.shared}"
+        return f"{self.kernel.name} grid={self.grid} block={self.block} shared={self.shared}" + (
+            f" arguments={self.arguments}" if self.arguments else ""
+        )
 
 
 def arch_name(arch: int) -> str:

@@ -16,15 +16,20 @@ _RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=f
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One ``extern "C"`` kernel of one source file, with the macros that fix its compile-time choices.
+    """One ``extern "C"`` kernel, with the macros that fix its compile-time choices.
 
-    ``source`` is a path inside the package. Every value that changes the code is in ``defines``, so the key of the
-    compiled code holds it.
+    It is the only kernel of the file ``ops/<op>/<entry>.cu``. Every value that changes the code is in ``defines``, so
+    the key of the compiled code holds it.
     """
 
-    source: str
+    op: str
     entry: str
     defines: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Path inside the package."""
+        return f"ops/{self.op}/{self.entry}.cu"
 
     @property
     def name(self) -> str:
@@ -60,10 +65,11 @@ def version() -> str:
 
 
 @functools.cache
-def headers() -> dict[str, str]:
-    """Our ``.cuh`` files by name: everything a kernel may include."""
-    folder = files("samebits") / "csrc"
-    return {f.name: f.read_text() for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".cuh")}
+def headers(op: str) -> dict[str, str]:
+    """Our ``.cuh`` files by name, general ones and the operator's own: everything its kernels may include."""
+    folders = (files("samebits") / "csrc", files("samebits") / "ops" / op)
+    found = [f for folder in folders for f in folder.iterdir() if f.name.endswith(".cuh")]
+    return {f.name: f.read_text() for f in sorted(found, key=lambda f: f.name)}
 
 
 def source_text(kernel: CudaKernel) -> str:
@@ -74,13 +80,13 @@ def compile_kernel(kernel: CudaKernel, arch: str) -> bytes:
     """Machine code for ``arch`` = ``sm_XX``, PTX text (as bytes) for ``arch`` = ``compute_XX``."""
     from cuda.bindings import nvrtc
 
-    names = list(headers())
+    own = headers(kernel.op)
     status, program = nvrtc.nvrtcCreateProgram(
         source_text(kernel).encode(),
         kernel.source.encode(),
-        len(names),
-        [headers()[n].encode() for n in names],
-        [n.encode() for n in names],
+        len(own),
+        [text.encode() for text in own.values()],
+        [name.encode() for name in own],
     )
     _check(status, "nvrtcCreateProgram")
     try:

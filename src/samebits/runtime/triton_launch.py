@@ -1,26 +1,38 @@
-"""What the Triton backends share: the summation orders as device code, aligned tiles, and the launch.
+"""What the Triton backends share: tiles, the summation orders as device code, the launch and its audit builds.
 
-The orders are those of :mod:`samebits.exact.fold`, one function each. ``tl.sum`` takes no part: the order inside a
-Triton reduction is the compiler's business, so it is only ever asked to add *two* terms, and that addition commutes.
+The orders are those of :mod:`samebits.exact.fold`, one function each. The order inside a Triton reduction is the
+compiler's business, so ``tl.reduce`` is only ever asked to add *two* terms, and an IEEE addition commutes.
 
 Triton's own specialisation (an integer that is 1 or divides by 16, a pointer that is aligned) is switched off by
-:func:`kernel`: what a kernel may assume is a ``tl.constexpr`` that the launch plan sets, so the variants that run are
-exactly those that ``builds()`` lists for the audit.
+:func:`kernel`. What a kernel may assume is a ``tl.constexpr`` that the launch plan sets, so a call's build follows
+from its plan and its dtypes alone, and the audit can list them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import triton
 import triton.language as tl
 
-from samebits.runtime.triton_build import OPTIONS
+from samebits.dispatch import Call
+from samebits.runtime.triton_build import OPTIONS, TritonKernel
 
-VECTOR_BYTES = 16
-"""The widest access of one thread. A launch is ``ALIGNED`` if every row starts on such a boundary."""
+# --- host -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of a (rows, width) array that one program works on at a time. Never touches the bits."""
+
+    rows: int
+    width: int
+    num_warps: int
+    stages: int = 1
+    """Tiles in flight where the program loops over them (asynchronous copies to shared memory); 1 copies nothing."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -30,17 +42,45 @@ def kernel(function: Callable[..., Any]) -> Any:
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
+def aligned(call: Call, axis: str) -> bool:
+    """Whether every row of every tensor, results included, can be read and written 16 bytes at a time."""
+    return call.aligned and call.size(axis) % 8 == 0
+
+
 def launch(function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, **constexprs: Any) -> None:
-    """Enqueue a kernel on torch's current stream of the current device. Rows go on grid axis 0, which holds 2^31 - 1."""
+    """Enqueue on torch's current stream of the current device. Rows go on grid axis 0, which holds 2^31 - 1 programs."""
     function[grid](*arguments, **constexprs, num_warps=num_warps, **OPTIONS)
+
+
+def build(function: Any, pointers: dict[str, str | None], num_warps: int, **constexprs: Any) -> TritonKernel:
+    """The kernel that :func:`launch` runs for these pointer types (None: the tensor is absent) and constexprs."""
+    signature: list[tuple[str, str]] = []
+    constants = dict(constexprs)
+    for parameter in function.params:
+        if not parameter.annotation:
+            kind = pointers[parameter.name]
+            if kind is None:
+                constants[parameter.name] = None
+            signature.append((parameter.name, kind or "constexpr"))
+        else:
+            signature.append((parameter.name, parameter.annotation))
+    return TritonKernel(function, tuple(signature), tuple(constants.items()), num_warps)
+
+
+def pointer(dtype: str) -> str:
+    """Triton's name of a pointer to a dtype of the contract."""
+    return {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}[dtype]
+
+
+# --- tiles ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def load(rows, here, d, D, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Elements ``d`` of the rows that start at ``rows``, as stored; +0 where a row is not ``here`` or d >= D.
 
-    Products of two such loads are +0 outside, whatever the neighbours hold. ``ALIGNED`` changes no value: it promises
-    that every 8 elements start on 16 bytes and are inside or outside together, so one thread reads them at once.
+    A product of such loads is +0 outside, whatever lies there. ``here=None`` means every row exists. ``ALIGNED``
+    changes no value: it promises that every 8 elements start on 16 bytes and are inside or outside together.
     """
     pointers, inside = _tile(rows, here, d, D, ALIGNED)
     return tl.load(pointers, mask=inside, other=0.0)
@@ -59,8 +99,11 @@ def store(rows, here, d, D, values, ALIGNED: tl.constexpr):  # type: ignore[no-u
 @triton.jit
 def _tile(rows, here, d, D, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     pointers = rows + d
-    inside = here & (d < D)
-    if ALIGNED:
+    if here is None:
+        inside = d < D
+    else:
+        inside = here & (d < D)
+    if ALIGNED:  # a hint counts only on the operation that made the value, hence here and not in the caller
         if len(pointers.shape) == 2:
             pointers = tl.multiple_of(pointers, (1, 16))
             inside = tl.max_constancy(inside, (1, 8))
@@ -68,6 +111,9 @@ def _tile(rows, here, d, D, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-d
             pointers = tl.multiple_of(pointers, (1, 1, 16))
             inside = tl.max_constancy(inside, (1, 1, 8))
     return pointers, inside
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

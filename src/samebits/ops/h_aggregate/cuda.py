@@ -14,7 +14,6 @@ from samebits.runtime.launch import Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 
-_SOURCE = "ops/h_aggregate/kernel.cu"
 _WARP = 32
 
 
@@ -29,7 +28,6 @@ def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
         choices |= {"OUT_BF16": int(call.grad_dtype == "bfloat16")}
     if "grad_pre" not in call.wanted:
         return tuple(_plan("backward_residual", choices, call.rows, threads) for threads in _threads(call.size("D")))
-    choices |= {"WANT_PRE": 1}
     many = call.rows > 2 * call.device.multiprocessors
     if call.contract == "ascending":
         # One token waits for its chain, many share the memory system: a smaller block leaves more of them in flight.
@@ -76,7 +74,7 @@ def _threads(size: int) -> tuple[int, ...]:
 
 
 def _plan(entry: str, defines: dict[str, int], grid: int, block: int) -> tuple[Launch, ...]:
-    return (Launch(CudaKernel(_SOURCE, f"h_aggregate_{entry}", tuple(sorted(defines.items()))), grid, block),)
+    return (Launch(CudaKernel("h_aggregate", entry, tuple(sorted(defines.items()))), grid, block),)
 
 
 def builds() -> tuple[Build, ...]:

@@ -1,0 +1,66 @@
+// grad_x, contract "ascending".
+// A block takes `block_rows` rows into shared memory, `chunk` columns at a time (all of them unless the row is too long);
+// lane i of warp 0 folds row i. Rows lie `chunk + 8` apart, so that the folding lanes read different banks.
+// The other warps turn the rows into terms, TERMS columns ahead of the fold.
+#include "formulas.cuh"
+
+constexpr int TERMS = 256;
+constexpr int TERMS_PITCH = TERMS + 4;
+
+extern "C" __global__ void __launch_bounds__(160)
+    backward_x_ascending(const bf16* dy, i64 dy_row, const bf16* skip, i64 skip_row, const bf16* x, i64 x_row,
+                                 const float* gamma, const float* rstd, i64 rstd_row, grad_out* dx, i64 rows, i64 size,
+                                 i64 block_rows, i64 chunk) {
+  extern __shared__ __align__(16) bf16 held[];
+  __shared__ float sum_held[32];
+  const int pitch = (int)chunk + 8, d_end = (int)size;
+  bf16* const dy_held = held;
+  bf16* const x_held = held + block_rows * pitch;
+  float* const terms = reinterpret_cast<float*>(held + 2 * block_rows * pitch);  // [2][block_rows][TERMS_PITCH]
+  const i64 first = blockIdx.x * block_rows;
+  const int count = (int)min(block_rows, rows - first);
+  const int producers = blockDim.x - 32, producer = threadIdx.x - 32;
+  float acc = 0.0f;
+  for (int base = 0; base < d_end; base += (int)chunk) {
+    if (base > 0) __syncthreads();  // the previous chunk has been folded
+    const int here = min((int)chunk, d_end - base);
+    for (int row = 0; row < count; ++row)
+      for (int c = threadIdx.x * 8; c < chunk; c += blockDim.x * 8) {
+        copy8_async<VEC>(dy_held + row * pitch + c, dy + (first + row) * dy_row, base + c, d_end);
+        copy8_async<VEC>(x_held + row * pitch + c, x + (first + row) * x_row, base + c, d_end);
+      }
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+    const int tiles = (here + TERMS - 1) / TERMS;
+    for (int k = 0; k <= tiles; ++k) {
+      if (threadIdx.x >= 32 && k < tiles) {
+        for (int task = producer; task < count * (TERMS / 8); task += producers) {
+          const int row = task / (TERMS / 8), c = task % (TERMS / 8) * 8, d = k * TERMS + c;
+          if (d < chunk) {
+            const Float8 t = inner_terms(*reinterpret_cast<const uint4*>(dy_held + row * pitch + d),
+                                         *reinterpret_cast<const uint4*>(x_held + row * pitch + d), load8<VEC>(gamma, base + d, d_end));
+            store8<8>(terms + (k % 2 * (int)block_rows + row) * TERMS_PITCH + c, 0, 8, t);
+          }
+        }
+      }
+      if (threadIdx.x < count && k > 0)
+        acc = fold_terms(acc, terms + ((k - 1) % 2 * (int)block_rows + threadIdx.x) * TERMS_PITCH,
+                         (min(TERMS, here - (k - 1) * TERMS) + 15) / 16 * 16);
+      __syncthreads();
+    }
+  }
+  if (threadIdx.x < count) sum_held[threadIdx.x] = acc;
+  __syncthreads();
+  const bool whole = d_end <= chunk;
+  for (int row = 0; row < count; ++row) {
+    const i64 token = first + row;
+    const float r = rstd[token * rstd_row], sum = sum_held[row];
+    for (int d = threadIdx.x * 8; d < d_end; d += blockDim.x * 8) {
+      const uint4 dy_raw = whole ? *reinterpret_cast<const uint4*>(dy_held + row * pitch + d) : load8_raw<VEC>(dy + token * dy_row, d, d_end);
+      const uint4 x_raw = whole ? *reinterpret_cast<const uint4*>(x_held + row * pitch + d) : load8_raw<VEC>(x + token * x_row, d, d_end);
+      const Float8 s = skip_gradient(skip + token * skip_row, d, d_end);
+      store8<VEC>(dx + token * size, d, d_end, gradient(dy_raw, x_raw, load8<VEC>(gamma, d, d_end), s, r, sum, d_end));
+    }
+  }
+}

@@ -1,0 +1,54 @@
+// The formulas of rmsnorm_residual on eight columns at a time.
+// Compile-time choices, 0 where not given: VEC 8 or 1 (16-byte accesses); HAS_RESIDUAL (an upstream gradient of the copy);
+// OUT_BF16 (dtype of grad_x).
+#pragma once
+#include "async.cuh"
+#include "fold.cuh"
+#include "tree.cuh"
+
+#if OUT_BF16
+typedef bf16 grad_out;
+#else
+typedef float grad_out;
+#endif
+
+__device__ __forceinline__ float rstd_of(float sum, int size, float eps) { return rsqrtf(add(divide_by_count(sum, size), eps)); }
+
+// y = bf16((x * rstd) * gamma)
+__device__ __forceinline__ uint4 normalised(uint4 raw, float r, const Float8& g) {
+  Float8 x = widen8(raw);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x.at[e] = mul(mul(x.at[e], r), g.at[e]);
+  return narrow8(x);
+}
+
+// The terms of sum(u * x), u = grad_y * gamma.
+__device__ __forceinline__ Float8 inner_terms(uint4 dy_raw, uint4 x_raw, const Float8& g) {
+  Float8 dy = widen8(dy_raw);
+  const Float8 x = widen8(x_raw);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) dy.at[e] = mul(mul(dy.at[e], g.at[e]), x.at[e]);
+  return dy;
+}
+
+// grad_x = (rstd*u - ((x*rstd^3) * sum) / D) + grad_residual
+__device__ __forceinline__ Float8 gradient(uint4 dy_raw, uint4 x_raw, const Float8& g, const Float8& skip, float r, float sum, int size) {
+  Float8 dy = widen8(dy_raw);
+  const Float8 x = widen8(x_raw);
+  const float r3 = mul(mul(r, r), r);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const float own = mul(r, mul(dy.at[e], g.at[e]));
+    const float shared = divide_by_count(mul(mul(x.at[e], r3), sum), size);
+    dy.at[e] = add(sub(own, shared), skip.at[e]);
+  }
+  return dy;
+}
+
+__device__ __forceinline__ Float8 skip_gradient(const bf16* row, int d, int size) {
+#if HAS_RESIDUAL
+  return load8<VEC>(row, d, size);
+#else
+  return Float8{};  // an absent gradient is zeros, and adding +0 turns -0 into +0
+#endif
+}
