@@ -1,21 +1,17 @@
-// Eight consecutive elements at a time: 16-byte accesses where the caller says everything is aligned, else one by one.
-// V (8 or 1) is that promise; the values, and so the bits, do not depend on it.
+// W consecutive elements at a time, in the widest accesses that V allows: V = 8 promises that 16-byte accesses are legal,
+// V = 1 goes element by element. The values, and so the bits, depend on neither.
 #pragma once
 #include "numbers.cuh"
 
-struct Float8 {
-  float at[8];
+template <int W>
+struct Floats {
+  float at[W];
 };
+typedef Floats<8> Float8;
 
 __device__ __forceinline__ Float8 widen8(uint4 raw) {
-  Float8 f;
-  const unsigned pair[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    f.at[2 * i] = widen_low(pair[i]);
-    f.at[2 * i + 1] = widen_high(pair[i]);
-  }
-  return f;
+  return {widen_low(raw.x), widen_high(raw.x), widen_low(raw.y), widen_high(raw.y),
+          widen_low(raw.z), widen_high(raw.z), widen_low(raw.w), widen_high(raw.w)};
 }
 
 __device__ __forceinline__ uint4 narrow8(const Float8& f) {
@@ -23,7 +19,7 @@ __device__ __forceinline__ uint4 narrow8(const Float8& f) {
                     narrow_pair(f.at[6], f.at[7]));
 }
 
-// Elements first .. first+7 of a row of `size`; those past the end are +0.
+// Elements first .. first+7 of a row of `size`, unconverted; those past the end are +0.
 template <int V>
 __device__ __forceinline__ uint4 load8_raw(const bf16* row, int first, int size) {
   if constexpr (V == 8) {
@@ -41,27 +37,6 @@ __device__ __forceinline__ uint4 load8_raw(const bf16* row, int first, int size)
 }
 
 template <int V>
-__device__ __forceinline__ Float8 load8(const bf16* row, int first, int size) {
-  return widen8(load8_raw<V>(row, first, size));
-}
-
-template <int V>
-__device__ __forceinline__ Float8 load8(const float* row, int first, int size) {
-  Float8 f = {};
-  if constexpr (V == 8) {
-    if (first < size) {
-      const float4 a = *reinterpret_cast<const float4*>(row + first);
-      const float4 b = *reinterpret_cast<const float4*>(row + first + 4);
-      f = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) f.at[i] = first + i < size ? row[first + i] : 0.0f;
-  }
-  return f;
-}
-
-template <int V>
 __device__ __forceinline__ void store8_raw(bf16* row, int first, int size, uint4 raw) {
   if constexpr (V == 8) {
     if (first < size) *reinterpret_cast<uint4*>(row + first) = raw;
@@ -73,21 +48,64 @@ __device__ __forceinline__ void store8_raw(bf16* row, int first, int size, uint4
   }
 }
 
-template <int V>
-__device__ __forceinline__ void store8(bf16* row, int first, int size, const Float8& f) {
-  store8_raw<V>(row, first, size, narrow8(f));
+// Elements first .. first+W-1 as FP32; those past the end are +0.
+template <int V, int W>
+__device__ __forceinline__ Floats<W> load(const bf16* row, int first, int size) {
+  if constexpr (V == 8 && W == 8) {
+    return widen8(load8_raw<8>(row, first, size));
+  } else if constexpr (V == 8 && W == 4) {
+    const uint2 raw = first < size ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0, 0);
+    return {widen_low(raw.x), widen_high(raw.x), widen_low(raw.y), widen_high(raw.y)};
+  } else {
+    Floats<W> f;
+#pragma unroll
+    for (int i = 0; i < W; ++i) f.at[i] = first + i < size ? widen(row[first + i]) : 0.0f;
+    return f;
+  }
 }
 
-template <int V>
-__device__ __forceinline__ void store8(float* row, int first, int size, const Float8& f) {
-  if constexpr (V == 8) {
-    if (first < size) {
-      *reinterpret_cast<float4*>(row + first) = make_float4(f.at[0], f.at[1], f.at[2], f.at[3]);
-      *reinterpret_cast<float4*>(row + first + 4) = make_float4(f.at[4], f.at[5], f.at[6], f.at[7]);
+template <int V, int W>
+__device__ __forceinline__ Floats<W> load(const float* row, int first, int size) {
+  Floats<W> f = {};
+#pragma unroll
+  for (int i = 0; i < W; i += 4) {
+    if constexpr (V == 8) {
+      if (first < size) {
+        const float4 four = *reinterpret_cast<const float4*>(row + first + i);
+        f.at[i] = four.x, f.at[i + 1] = four.y, f.at[i + 2] = four.z, f.at[i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = i; j < i + 4; ++j)
+        if (first + j < size) f.at[j] = row[first + j];
     }
+  }
+  return f;
+}
+
+template <int V, int W>
+__device__ __forceinline__ void store(bf16* row, int first, int size, const Floats<W>& f) {
+  if constexpr (V == 8 && W == 8) {
+    store8_raw<8>(row, first, size, narrow8(f));
+  } else if constexpr (V == 8 && W == 4) {
+    if (first < size) *reinterpret_cast<uint2*>(row + first) = make_uint2(narrow_pair(f.at[0], f.at[1]), narrow_pair(f.at[2], f.at[3]));
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (first + i < size) row[first + i] = f.at[i];
+    for (int i = 0; i < W; ++i)
+      if (first + i < size) row[first + i] = narrow(f.at[i]);
+  }
+}
+
+template <int V, int W>
+__device__ __forceinline__ void store(float* row, int first, int size, const Floats<W>& f) {
+#pragma unroll
+  for (int i = 0; i < W; i += 4) {
+    if constexpr (V == 8) {
+      if (first < size) *reinterpret_cast<float4*>(row + first + i) = make_float4(f.at[i], f.at[i + 1], f.at[i + 2], f.at[i + 3]);
+    } else {
+#pragma unroll
+      for (int j = i; j < i + 4; ++j)
+        if (first + j < size) row[first + j] = f.at[j];
+    }
   }
 }

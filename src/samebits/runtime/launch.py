@@ -23,7 +23,7 @@ class Launch:
     """One kernel launch without its tensors. ``shared`` is dynamic shared memory in bytes."""
 
     kernel: CudaKernel
-    grid: int
+    grid: int | tuple[int, int]
     block: int
     shared: int = 0
     arguments: tuple[int, ...] = ()

@@ -32,10 +32,10 @@ extern "C" __global__ void __launch_bounds__(TREE_THREADS)
 #pragma unroll 4
   for (int base = 0; base < u.size; base += 256) {
     const int d = base + lane * 8;
-    const Float8 g = load8<VEC>(u.grad, d, u.size);
+    const Float8 g = load<VEC, 8>(u.grad, d, u.size);
 #pragma unroll
     for (int i = 0; i < STREAMS; ++i) {
-      const Float8 r = load8<VEC>(u.streams + (first + i) * u.stream, d, u.size);
+      const Float8 r = load<VEC, 8>(u.streams + (first + i) * u.stream, d, u.size);
 #pragma unroll
       for (int e = 0; e < 8; ++e) acc[i][e] = add(acc[i][e], mul(g.at[e], r.at[e]));
       if (WANT_RESIDUAL) scale_out(u, first + i, d, p[i], g);

@@ -20,14 +20,15 @@ _WARP = 32
 def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
     vec = {"VEC": 8 if call.aligned and call.size("D") % 8 == 0 else 1}
     if not call.backward:
-        return tuple(_plan("forward", vec, call.rows, threads) for threads in _threads(call.size("D")))
-    choices = vec | {"G_BF16": int(call.layout("grad_hidden").dtype == "bfloat16")}
+        return tuple(_plan("forward", vec, grid, threads) for grid, threads in _columns(call))
     want_residual = "grad_residual" in call.wanted
-    choices |= {"WANT_RESIDUAL": int(want_residual)}
-    if want_residual:
-        choices |= {"OUT_BF16": int(call.grad_dtype == "bfloat16")}
+    choices = vec | {
+        "G_BF16": int(call.layout("grad_hidden").dtype == "bfloat16"),
+        "OUT_BF16": int(want_residual and call.grad_dtype == "bfloat16"),
+        "WANT_RESIDUAL": int(want_residual),
+    }
     if "grad_pre" not in call.wanted:
-        return tuple(_plan("backward_residual", choices, call.rows, threads) for threads in _threads(call.size("D")))
+        return tuple(_plan("backward_residual", choices, grid, threads) for grid, threads in _columns(call))
     many = call.rows > 2 * call.device.multiprocessors
     if call.contract == "ascending":
         # One token waits for its chain, many share the memory system: a smaller block leaves more of them in flight.
@@ -62,18 +63,18 @@ def run(
     launch(step, *common, *streams, results["grad_pre"], grad_residual, *rows, size)
 
 
-def _threads(size: int) -> tuple[int, ...]:
-    """Block sizes that leave no idle warp in the last round over a row, largest first."""
-    vectors = -(-size // 8)
+def _columns(call: Call) -> list[tuple[tuple[int, int], int]]:
+    """(grid, threads) that give every thread one vector of one token and leave no warp idle."""
+    vectors = -(-call.size("D") // 8)
     chosen = []
     for most in (512, 256, 128):
-        rounds = -(-vectors // most)
-        threads = -(-vectors // rounds)
-        chosen.append(-(-threads // _WARP) * _WARP)
-    return tuple(dict.fromkeys(chosen))
+        blocks = -(-vectors // most)
+        threads = -(-vectors // (blocks * _WARP)) * _WARP
+        chosen.append(((call.rows, blocks), threads))
+    return list(dict.fromkeys(chosen))
 
 
-def _plan(entry: str, defines: dict[str, int], grid: int, block: int) -> tuple[Launch, ...]:
+def _plan(entry: str, defines: dict[str, int], grid: int | tuple[int, int], block: int) -> tuple[Launch, ...]:
     return (Launch(CudaKernel("h_aggregate", entry, tuple(sorted(defines.items()))), grid, block),)
 
 

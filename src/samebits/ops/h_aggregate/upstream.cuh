@@ -1,4 +1,4 @@
-// What the backward kernels of h_aggregate share. Compile-time choices, 0 where not given: VEC 8 or 1 (16-byte accesses);
+// What the backward kernels of h_aggregate share. Compile-time choices: VEC 8 or 1 (16-byte accesses);
 // G_BF16 (dtype of grad_hidden); OUT_BF16 (dtype of grad_residual); WANT_RESIDUAL (whether grad_residual is written).
 #pragma once
 #include "vectors.cuh"
@@ -31,9 +31,10 @@ __device__ __forceinline__ Upstream upstream_of(i64 token, const grad_in* grad, 
 }
 
 // grad_residual[i, d] = pre[i] * grad_hidden[d]
-__device__ __forceinline__ void scale_out(const Upstream& u, int i, int d, float p, const Float8& g) {
-  Float8 scaled;
+template <int W>
+__device__ __forceinline__ void scale_out(const Upstream& u, int i, int d, float p, const Floats<W>& g) {
+  Floats<W> scaled;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) scaled.at[e] = mul(p, g.at[e]);
-  store8<VEC>(u.out + (i64)i * u.size, d, u.size, scaled);
+  for (int e = 0; e < W; ++e) scaled.at[e] = mul(p, g.at[e]);
+  store<VEC, W>(u.out + (i64)i * u.size, d, u.size, scaled);
 }

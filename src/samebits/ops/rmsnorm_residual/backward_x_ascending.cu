@@ -6,13 +6,14 @@
 
 constexpr int TERMS = 256;
 constexpr int TERMS_PITCH = TERMS + 4;
+constexpr int GROUP = 4;
 
-extern "C" __global__ void __launch_bounds__(160)
+extern "C" __global__ void __launch_bounds__(256, 3)
     backward_x_ascending(const bf16* dy, i64 dy_row, const bf16* skip, i64 skip_row, const bf16* x, i64 x_row,
                                  const float* gamma, const float* rstd, i64 rstd_row, grad_out* dx, i64 rows, i64 size,
                                  i64 block_rows, i64 chunk) {
   extern __shared__ __align__(16) bf16 held[];
-  __shared__ float sum_held[32];
+  __shared__ float sum_held[32], rstd_held[32];
   const int pitch = (int)chunk + 8, d_end = (int)size;
   bf16* const dy_held = held;
   bf16* const x_held = held + block_rows * pitch;
@@ -28,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(160)
       for (int c = threadIdx.x * 8; c < chunk; c += blockDim.x * 8) {
         copy8_async<VEC>(dy_held + row * pitch + c, dy + (first + row) * dy_row, base + c, d_end);
         copy8_async<VEC>(x_held + row * pitch + c, x + (first + row) * x_row, base + c, d_end);
+        if (HAS_RESIDUAL && base + c < d_end) prefetch_l2(skip + (first + row) * skip_row + base + c);  // needed after the fold
       }
     copies_commit();
     copies_wait<0>();
@@ -39,28 +41,40 @@ extern "C" __global__ void __launch_bounds__(160)
           const int row = task / (TERMS / 8), c = task % (TERMS / 8) * 8, d = k * TERMS + c;
           if (d < chunk) {
             const Float8 t = inner_terms(*reinterpret_cast<const uint4*>(dy_held + row * pitch + d),
-                                         *reinterpret_cast<const uint4*>(x_held + row * pitch + d), load8<VEC>(gamma, base + d, d_end));
-            store8<8>(terms + (k % 2 * (int)block_rows + row) * TERMS_PITCH + c, 0, 8, t);
+                                         *reinterpret_cast<const uint4*>(x_held + row * pitch + d), load<VEC, 8>(gamma, base + d, d_end));
+            store<8, 8>(terms + (k % 2 * (int)block_rows + row) * TERMS_PITCH + c, 0, 8, t);
           }
         }
       }
       if (threadIdx.x < count && k > 0)
-        acc = fold_terms(acc, terms + ((k - 1) % 2 * (int)block_rows + threadIdx.x) * TERMS_PITCH,
+        acc = fold_terms<8>(acc, terms + ((k - 1) % 2 * (int)block_rows + threadIdx.x) * TERMS_PITCH,
                          (min(TERMS, here - (k - 1) * TERMS) + 15) / 16 * 16);
       __syncthreads();
     }
   }
-  if (threadIdx.x < count) sum_held[threadIdx.x] = acc;
+  if (threadIdx.x < count) {
+    sum_held[threadIdx.x] = acc;
+    rstd_held[threadIdx.x] = rstd[(first + threadIdx.x) * rstd_row];
+  }
   __syncthreads();
+  // The outer loop goes over columns, so that gamma is read once and the loads of several rows are in flight together.
   const bool whole = d_end <= chunk;
-  for (int row = 0; row < count; ++row) {
-    const i64 token = first + row;
-    const float r = rstd[token * rstd_row], sum = sum_held[row];
-    for (int d = threadIdx.x * 8; d < d_end; d += blockDim.x * 8) {
-      const uint4 dy_raw = whole ? *reinterpret_cast<const uint4*>(dy_held + row * pitch + d) : load8_raw<VEC>(dy + token * dy_row, d, d_end);
-      const uint4 x_raw = whole ? *reinterpret_cast<const uint4*>(x_held + row * pitch + d) : load8_raw<VEC>(x + token * x_row, d, d_end);
-      const Float8 s = skip_gradient(skip + token * skip_row, d, d_end);
-      store8<VEC>(dx + token * size, d, d_end, gradient(dy_raw, x_raw, load8<VEC>(gamma, d, d_end), s, r, sum, d_end));
+  for (int d = threadIdx.x * 8; d < d_end; d += blockDim.x * 8) {
+    const Float8 g = load<VEC, 8>(gamma, d, d_end);
+    for (int row0 = 0; row0 < count; row0 += GROUP) {
+      uint4 s[GROUP];
+#pragma unroll
+      for (int i = 0; i < GROUP; ++i)
+        if (row0 + i < count) s[i] = skip_raw(skip + (first + row0 + i) * skip_row, d, d_end);
+#pragma unroll
+      for (int i = 0; i < GROUP; ++i) {
+        const int row = row0 + i;
+        if (row >= count) break;
+        const i64 token = first + row;
+        const uint4 dy_raw = whole ? *reinterpret_cast<const uint4*>(dy_held + row * pitch + d) : load8_raw<VEC>(dy + token * dy_row, d, d_end);
+        const uint4 x_raw = whole ? *reinterpret_cast<const uint4*>(x_held + row * pitch + d) : load8_raw<VEC>(x + token * x_row, d, d_end);
+        store<VEC, 8>(dx + token * size, d, d_end, gradient(dy_raw, x_raw, g, s[i], rstd_held[row], sum_held[row], d_end));
+      }
     }
   }
 }

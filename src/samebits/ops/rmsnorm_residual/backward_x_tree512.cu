@@ -20,19 +20,19 @@ extern "C" __global__ void __launch_bounds__(TREE_THREADS)
   }
 #pragma unroll
   for (int j = 0; j < HOLD; ++j)
-    p[j % PARTIALS] = fold8(p[j % PARTIALS], inner_terms(dy_raw[j], x_raw[j], load8<VEC>(gamma, (lane + j * LANES) * 8, d_end)));
+    p[j % PARTIALS] = fold8(p[j % PARTIALS], inner_terms(dy_raw[j], x_raw[j], load<VEC, 8>(gamma, (lane + j * LANES) * 8, d_end)));
 #else
   for (int base = lane * 8; base < d_end; base += 512 * 8)
 #pragma unroll
     for (int i = 0; i < PARTIALS; ++i) {
       const int d = base + i * LANES * 8;
-      p[i] = fold8(p[i], inner_terms(load8_raw<VEC>(dy_of, d, d_end), load8_raw<VEC>(x_of, d, d_end), load8<VEC>(gamma, d, d_end)));
+      p[i] = fold8(p[i], inner_terms(load8_raw<VEC>(dy_of, d, d_end), load8_raw<VEC>(x_of, d, d_end), load<VEC, 8>(gamma, d, d_end)));
     }
 #endif
   const float sum = tree512(p);
   const auto finish = [&](int d, uint4 dy_here, uint4 x_here) {
-    const Float8 s = skip_gradient(skip + token * skip_row, d, d_end);
-    store8<VEC>(dx + token * size, d, d_end, gradient(dy_here, x_here, load8<VEC>(gamma, d, d_end), s, r, sum, d_end));
+    const uint4 s = skip_raw(skip + token * skip_row, d, d_end);
+    store<VEC, 8>(dx + token * size, d, d_end, gradient(dy_here, x_here, load<VEC, 8>(gamma, d, d_end), s, r, sum, d_end));
   };
 #if HOLD
 #pragma unroll

@@ -1,5 +1,5 @@
 // The formulas of rmsnorm_residual on eight columns at a time.
-// Compile-time choices, 0 where not given: VEC 8 or 1 (16-byte accesses); HAS_RESIDUAL (an upstream gradient of the copy);
+// Compile-time choices: VEC 8 or 1 (16-byte accesses); HAS_RESIDUAL (an upstream gradient of the copy);
 // OUT_BF16 (dtype of grad_x).
 #pragma once
 #include "async.cuh"
@@ -32,9 +32,9 @@ __device__ __forceinline__ Float8 inner_terms(uint4 dy_raw, uint4 x_raw, const F
 }
 
 // grad_x = (rstd*u - ((x*rstd^3) * sum) / D) + grad_residual
-__device__ __forceinline__ Float8 gradient(uint4 dy_raw, uint4 x_raw, const Float8& g, const Float8& skip, float r, float sum, int size) {
+__device__ __forceinline__ Float8 gradient(uint4 dy_raw, uint4 x_raw, const Float8& g, uint4 skip_raw, float r, float sum, int size) {
   Float8 dy = widen8(dy_raw);
-  const Float8 x = widen8(x_raw);
+  const Float8 x = widen8(x_raw), skip = widen8(skip_raw);
   const float r3 = mul(mul(r, r), r);
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
@@ -45,10 +45,10 @@ __device__ __forceinline__ Float8 gradient(uint4 dy_raw, uint4 x_raw, const Floa
   return dy;
 }
 
-__device__ __forceinline__ Float8 skip_gradient(const bf16* row, int d, int size) {
+__device__ __forceinline__ uint4 skip_raw(const bf16* row, int d, int size) {
 #if HAS_RESIDUAL
-  return load8<VEC>(row, d, size);
+  return load8_raw<VEC>(row, d, size);
 #else
-  return Float8{};  // an absent gradient is zeros, and adding +0 turns -0 into +0
+  return make_uint4(0, 0, 0, 0);  // an absent gradient is zeros, and adding +0 turns -0 into +0
 #endif
 }

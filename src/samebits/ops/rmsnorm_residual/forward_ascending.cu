@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256)
   __syncthreads();
   const bool whole = d_end <= chunk;
   for (int d = threadIdx.x * 8; d < d_end; d += blockDim.x * 8) {
-    const Float8 g = load8<VEC>(gamma, d, d_end);
+    const Float8 g = load<VEC, 8>(gamma, d, d_end);
 #pragma unroll 4
     for (int row = 0; row < count; ++row) {
       const uint4 raw = whole ? *reinterpret_cast<const uint4*>(held + row * pitch + d) : load8_raw<VEC>(x + (first + row) * x_row, d, d_end);

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(TREE_THREADS)
 #if HOLD <= 2  // a single row waits for memory once, not twice; more vectors would cost too many registers
   Float8 g[HOLD];
 #pragma unroll
-  for (int j = 0; j < HOLD; ++j) g[j] = load8<VEC>(gamma, (lane + j * LANES) * 8, d_end);
+  for (int j = 0; j < HOLD; ++j) g[j] = load<VEC, 8>(gamma, (lane + j * LANES) * 8, d_end);
 #endif
 #pragma unroll
   for (int j = 0; j < HOLD; ++j) p[j % PARTIALS] = fold8(p[j % PARTIALS], square8(raw[j]));
@@ -42,14 +42,14 @@ extern "C" __global__ void __launch_bounds__(TREE_THREADS)
 #if HOLD <= 2
     store8_raw<VEC>(y + token * size, d, d_end, normalised(raw[j], r, g[j]));
 #else
-    store8_raw<VEC>(y + token * size, d, d_end, normalised(raw[j], r, load8<VEC>(gamma, d, d_end)));
+    store8_raw<VEC>(y + token * size, d, d_end, normalised(raw[j], r, load<VEC, 8>(gamma, d, d_end)));
 #endif
   }
 #else
   for (int d = lane * 8; d < d_end; d += LANES * 8) {
     const uint4 raw = load8_raw<VEC>(row, d, d_end);
     store8_raw<VEC>(residual + token * size, d, d_end, raw);
-    store8_raw<VEC>(y + token * size, d, d_end, normalised(raw, r, load8<VEC>(gamma, d, d_end)));
+    store8_raw<VEC>(y + token * size, d, d_end, normalised(raw, r, load<VEC, 8>(gamma, d, d_end)));
   }
 #endif
 }
