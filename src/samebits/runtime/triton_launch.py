@@ -1,7 +1,7 @@
 """What the Triton backends share: tiles, the summation orders as device code, the launch and its audit builds.
 
 The orders are those of :mod:`samebits.exact.fold`, one function each. The order inside a Triton reduction is the
-compiler's business, so ``tl.reduce`` is only ever asked to add *two* terms, and an IEEE addition commutes.
+compiler's business, so ``tl.sum`` is only ever asked to add *two* terms, and an IEEE addition commutes.
 
 Triton's own specialisation (an integer that is 1 or divides by 16, a pointer that is aligned) is switched off by
 :func:`kernel`. What a kernel may assume is a ``tl.constexpr`` that the launch plan sets, so a call's build follows
@@ -134,9 +134,4 @@ def halving_tree(partials, ROWS: tl.constexpr, COUNT: tl.constexpr):  # type: ig
         return tl.reshape(partials, (ROWS,))
     else:
         pairs = tl.reshape(partials, (ROWS, 2, COUNT // 2))
-        return halving_tree(tl.reduce(pairs, 1, _add), ROWS, COUNT // 2)
-
-
-@triton.jit
-def _add(left, right):  # type: ignore[no-untyped-def]
-    return left + right
+        return halving_tree(tl.sum(pairs, 1), ROWS, COUNT // 2)

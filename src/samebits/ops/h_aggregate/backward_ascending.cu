@@ -1,10 +1,10 @@
 // Contract "ascending": one block per token. Warp 0 folds, lane i the chain of stream i; the other PRODUCERS threads load,
-// write grad_residual and put the products of the next chunk into shared memory, double-buffered. A thread takes as many
-// columns at a time as make every access of a warp contiguous: 4 where a tensor along D is FP32, else 8.
+// write grad_residual and put the products of the next chunk into shared memory, double-buffered. A thread takes
+// four columns at a time, so that the FP32 accesses of a warp are contiguous.
 #include "fold.cuh"
 #include "upstream.cuh"
 
-constexpr int W = G_BF16 && (OUT_BF16 || !WANT_RESIDUAL) ? 8 : 4;
+constexpr int W = 4;
 constexpr int CHUNK = PRODUCERS * W;
 constexpr int PITCH = CHUNK + 4;  // the four folding lanes read different banks
 

@@ -1,17 +1,21 @@
-// Contract "tree256": partial u folds d = u, u + 256, ...; lane l of a warp owns the partials 8l .. 8l+7, so a warp
-// holds all 256 partials of a stream and its loads are 16 bytes wide.
-// Partials 32w .. 32w+31 lie in lanes 4w .. 4w+3: offset 16 is two lanes away, offset 8 one lane, the rest is local.
+// Contract "tree256": partial u folds d = u, u + 256, ... A warp holds all 256 partials of a stream: lane l owns 4l .. 4l+3
+// and 128+4l .. 128+4l+3, so that every access of a warp is contiguous. Of the halving tree inside a group of 32 partials
+// (8 lanes), offsets 16, 8 and 4 are 4, 2 and 1 lanes away and the rest is local; of the tree over the 8 groups, offset 4 is
+// local and offsets 2 and 1 are 16 and 8 lanes away.
 #include "tree.cuh"
 #include "upstream.cuh"
 
-__device__ __forceinline__ float tree256(float (&p)[8]) {
+__device__ __forceinline__ float tree256(float (&low)[4], float (&high)[4]) {
 #pragma unroll
-  for (int e = 0; e < 8; ++e) p[e] = add(p[e], __shfl_down_sync(0xffffffffu, p[e], 2));
+  for (int lanes = 4; lanes >= 1; lanes /= 2)
 #pragma unroll
-  for (int e = 0; e < 8; ++e) p[e] = add(p[e], __shfl_down_sync(0xffffffffu, p[e], 1));
-  float group = tree_registers(p);
+    for (int e = 0; e < 4; ++e) {
+      low[e] = add(low[e], __shfl_down_sync(0xffffffffu, low[e], lanes));
+      high[e] = add(high[e], __shfl_down_sync(0xffffffffu, high[e], lanes));
+    }
+  float group = add(tree_registers(low), tree_registers(high));
 #pragma unroll
-  for (int half = 16; half >= 4; half /= 2) group = add(group, __shfl_down_sync(0xffffffffu, group, half));
+  for (int lanes = 16; lanes >= 8; lanes /= 2) group = add(group, __shfl_down_sync(0xffffffffu, group, lanes));
   return group;
 }
 
@@ -26,24 +30,27 @@ extern "C" __global__ void __launch_bounds__(TREE_THREADS)
   const int first = (int)(warp % (H / STREAMS)) * STREAMS;
   if (token >= rows) return;  // a whole warp leaves together
   const Upstream u = upstream_of(token, grad, grad_row, residual, residual_row, residual_stream, grad_residual, size);
-  float p[STREAMS], acc[STREAMS][8] = {};
+  float p[STREAMS], acc[STREAMS][2][4] = {};
 #pragma unroll
   for (int i = 0; i < STREAMS; ++i) p[i] = pre[token * pre_row + first + i];
-#pragma unroll 4
-  for (int base = 0; base < u.size; base += 256) {
-    const int d = base + lane * 8;
-    const Float8 g = load<VEC, 8>(u.grad, d, u.size);
+#pragma unroll 2
+  for (int base = lane * 4; base < u.size; base += 256) {
 #pragma unroll
-    for (int i = 0; i < STREAMS; ++i) {
-      const Float8 r = load<VEC, 8>(u.streams + (first + i) * u.stream, d, u.size);
+    for (int half = 0; half < 2; ++half) {
+      const int d = base + half * 128;
+      const Floats<4> g = load<VEC, 4>(u.grad, d, u.size);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) acc[i][e] = add(acc[i][e], mul(g.at[e], r.at[e]));
-      if (WANT_RESIDUAL) scale_out(u, first + i, d, p[i], g);
+      for (int i = 0; i < STREAMS; ++i) {
+        const Floats<4> r = load<VEC, 4>(u.streams + (first + i) * u.stream, d, u.size);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[i][half][e] = add(acc[i][half][e], mul(g.at[e], r.at[e]));
+        if (WANT_RESIDUAL) scale_out(u, first + i, d, p[i], g);
+      }
     }
   }
 #pragma unroll
   for (int i = 0; i < STREAMS; ++i) {
-    const float sum = tree256(acc[i]);
+    const float sum = tree256(acc[i][0], acc[i][1]);
     if (lane == 0) grad_pre[token * H + first + i] = sum;
   }
 }

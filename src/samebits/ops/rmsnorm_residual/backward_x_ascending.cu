@@ -6,7 +6,7 @@
 
 constexpr int TERMS = 256;
 constexpr int TERMS_PITCH = TERMS + 4;
-constexpr int GROUP = 4;
+constexpr int GROUP = 2;
 
 extern "C" __global__ void __launch_bounds__(256, 3)
     backward_x_ascending(const bf16* dy, i64 dy_row, const bf16* skip, i64 skip_row, const bf16* x, i64 x_row,
