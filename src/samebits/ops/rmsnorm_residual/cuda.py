@@ -85,7 +85,7 @@ def _backward_x(call: Call) -> list[Launch]:
     if call.contract == "tree512":
         return _tree(call, "backward_x_tree512", choices)
     return _ascending(
-        call, "backward_x_ascending", choices, 256, bytes_per_column=4, bytes_per_row=32 + _TERMS_BYTES
+        call, "backward_x_ascending", choices, 256, bytes_per_column=2, bytes_per_row=16 + _TERMS_BYTES
     )
 
 

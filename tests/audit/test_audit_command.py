@@ -1,0 +1,114 @@
+"""``samebits audit`` as a user calls it: exit codes 0, 1 and 2, a readable verdict, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+from audit import planted
+
+from samebits import environment, registry
+from samebits.audit import compile as compiling
+from samebits.audit.build import Build
+from samebits.cli.audit import audit
+from samebits.cli.errors import UserError
+from samebits.runtime import nvrtc
+from samebits.runtime.nvrtc import CudaKernel
+
+Plant = Callable[..., Path]
+
+
+def exit_code(*args: object, **options: object) -> int:
+    try:
+        audit(*args, **options)  # type: ignore[arg-type]
+    except typer.Exit as stop:
+        return stop.exit_code
+    return 0
+
+
+def test_foreign_files_end_to_end(plant: Plant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = plant(planted.FMA)
+    assert exit_code(str(folder), json=tmp_path / "out.json") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "fail contraction in planted fused: 1 in PTX" in shown and "fma.rn.f32" in shown and "remedy" in shown
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["clean"] is False and written["reports"][0]["findings"][0]["rule"] == "contraction"
+    assert exit_code(str(folder / "planted.cubin"), allow=["fma"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "no_such_operator_or_file"},
+        {"write_lock": True, "check_lock": True},
+        {"write_lock": True, "arch": ["sm_80"]},
+        {"allow": ["fma"]},
+        {"arch": ["hopper"]},
+        {"target": ".", "check_lock": True},
+        {"target": ".", "arch": ["sm_90"]},
+        {"target": ".", "allow": ["speed"]},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        audit(**options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """One operator whose kernel's text is ``ours.text`` and whose builds are ``ours.builds``; its checkout is empty."""
+    build = Build(CudaKernel("planted", "clean"), ("ascending",))
+    state = SimpleNamespace(text=planted.CLEAN, builds={"cuda": (build,), "triton": (build,)})
+    spec = registry.spec("h_aggregate")
+
+    def backend(name: str) -> SimpleNamespace:
+        return SimpleNamespace(builds=lambda: state.builds[name])
+
+    monkeypatch.setattr(
+        nvrtc, "compile_kernel", lambda kernel, arch: planted.nvrtc_build(state.text, arch, planted.EXACT)
+    )
+    monkeypatch.setattr(registry, "names", lambda: ("h_aggregate",))
+    monkeypatch.setattr(registry, "operator", lambda name: SimpleNamespace(spec=spec, backend=backend))
+    monkeypatch.setattr(environment, "checkout", lambda: tmp_path)
+    compiling.compile_build.cache_clear()
+    yield state
+    compiling.compile_build.cache_clear()
+
+
+def test_an_operator_is_judged_by_its_contracts(ours: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("h_aggregate", arch=["sm_90"]) == 0
+    assert "clean" in capsys.readouterr().out
+    ours.text = planted.FMA
+    compiling.compile_build.cache_clear()
+    assert exit_code("h_aggregate", arch=["sm_90"]) == 1
+    assert "fail contraction" in capsys.readouterr().out
+
+
+def test_a_backend_without_kernels_is_an_error(ours: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    ours.builds["triton"] = ()
+    assert exit_code(arch=["sm_90"]) == 1
+    assert "lists no kernel" in capsys.readouterr().out
+
+
+def test_a_kernel_listed_twice_is_an_error(ours: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    ours.builds["cuda"] *= 2
+    assert exit_code(arch=["sm_90"]) == 1
+    assert "listed twice" in capsys.readouterr().out
+
+
+def test_the_lock_end_to_end(ours: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    ours.builds["triton"] = (Build(CudaKernel("planted", "clean", (("X", 1),)), ("tree256",)),)
+    with pytest.raises(UserError, match="no lock"):
+        audit(check_lock=True)
+    assert exit_code(write_lock=True) == 0
+    assert exit_code(check_lock=True) == 0
+    ours.text = planted.CLEAN.replace("+ 1.0f /", "+ 3.0f * a[n] + 1.0f /")
+    compiling.compile_build.cache_clear()
+    capsys.readouterr()
+    assert exit_code("h_aggregate", arch=["sm_90"], check_lock=True) == 1
+    assert "machine code changed" in capsys.readouterr().out
