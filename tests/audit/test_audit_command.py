@@ -69,9 +69,11 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
     def backend(name: str) -> SimpleNamespace:
         return SimpleNamespace(builds=lambda: state.builds[name])
 
-    monkeypatch.setattr(
-        nvrtc, "compile_kernel", lambda kernel, arch: planted.nvrtc_build(state.text, arch, planted.EXACT)
-    )
+    def compiled(kernel: CudaKernel, arch: str) -> nvrtc.Built:
+        text = planted.nvrtc_build(state.text, arch.replace("sm_", "compute_"), planted.EXACT)
+        return nvrtc.Built(planted.nvrtc_build(state.text, arch, planted.EXACT), text.decode())
+
+    monkeypatch.setattr(nvrtc, "compile_kernel", compiled)
     monkeypatch.setattr(registry, "names", lambda: ("h_aggregate",))
     monkeypatch.setattr(registry, "operator", lambda name: SimpleNamespace(spec=spec, backend=backend))
     monkeypatch.setattr(environment, "checkout", lambda: tmp_path)

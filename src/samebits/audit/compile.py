@@ -21,7 +21,7 @@ class Compiled:
     """The text and code of one build for one architecture, not yet read."""
 
     arch: str
-    ptx: bytes
+    ptx: str
     cubin: bytes
 
 
@@ -59,18 +59,18 @@ def compile_build(build: Build, arch: str) -> Compiled:
     name = arch_name(build, arch)
     try:
         if isinstance(build.kernel, CudaKernel):
-            text = nvrtc.compile_kernel(build.kernel, name.replace("sm_", "compute_"))
-            return Compiled(name, text, nvrtc.compile_kernel(build.kernel, name))
+            built = nvrtc.compile_kernel(build.kernel, name)
+            return Compiled(name, built.ptx, built.cubin)
         made = triton_build.compile_kernel(build.kernel, capability(name))
     except Exception as error:
         # The compilers raise their own types, Triton even bare RuntimeErrors of LLVM; each is one finding, not the end.
         raise AuditError(f"does not compile for {name}: {type(error).__name__}: {error}") from error
-    return Compiled(name, made["ptx"].encode(), made["cubin"])
+    return Compiled(name, made["ptx"], made["cubin"])
 
 
 @functools.lru_cache(maxsize=1024)
 def read(compiled: Compiled) -> Read:
-    return pair(ptx.parse(compiled.ptx.decode(errors="replace")), sass.disassemble(compiled.cubin))
+    return pair(ptx.parse(compiled.ptx), sass.disassemble(compiled.cubin))
 
 
 def pair(text: Module, code: Module) -> Read:

@@ -40,7 +40,7 @@ def cubin(kernel: CudaKernel, arch: str) -> bytes:
     digest, code = stored[:32], stored[32:]
     if code and hashlib.sha256(code).digest() == digest:
         return code
-    code = nvrtc.compile_kernel(kernel, arch)
+    code = nvrtc.compile_kernel(kernel, arch).cubin
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)

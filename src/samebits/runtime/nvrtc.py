@@ -7,8 +7,10 @@ outside: no fast-math, no contraction, no flush-to-zero, IEEE division and squar
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device")
 _RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=false", "fast_math")
@@ -42,7 +44,7 @@ class CompileError(RuntimeError):
 
 
 def options(kernel: CudaKernel, arch: str) -> tuple[str, ...]:
-    """The complete option list of one build. ``arch`` is e.g. ``sm_90a`` (machine code) or ``compute_90a`` (PTX)."""
+    """The complete option list of one build."""
     chosen = (*OPTIONS, f"-arch={arch}", *(f"-D{key}={value}" for key, value in kernel.defines))
     refuse_relaxed(chosen)
     return chosen
@@ -76,8 +78,16 @@ def source_text(kernel: CudaKernel) -> str:
     return (files("samebits") / kernel.source).read_text()
 
 
-def compile_kernel(kernel: CudaKernel, arch: str) -> bytes:
-    """Machine code for ``arch`` = ``sm_XX``, PTX text (as bytes) for ``arch`` = ``compute_XX``."""
+@dataclass(frozen=True)
+class Built:
+    """One kernel for one architecture. The PTX is what the machine code was made from; it is read, never run."""
+
+    cubin: bytes
+    ptx: str
+
+
+def compile_kernel(kernel: CudaKernel, arch: str) -> Built:
+    """Compile for ``arch``, e.g. ``sm_90a``. :class:`CompileError` carries NVRTC's log."""
     from cuda.bindings import nvrtc
 
     own = headers(kernel.op)
@@ -93,23 +103,23 @@ def compile_kernel(kernel: CudaKernel, arch: str) -> bytes:
         chosen = [o.encode() for o in options(kernel, arch)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(chosen), chosen)
         if int(status) != 0:
-            _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            log = b" " * size
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise CompileError(f"{kernel.name} does not compile for {arch}:\n{log.decode(errors='replace').rstrip()}")
-        size_of, get = (
-            (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-            if arch.startswith("sm_")
-            else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+            log = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
+            raise CompileError(f"{kernel.name} does not compile for {arch}:\n{log.rstrip(chr(0)).rstrip()}")
+        return Built(
+            _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+            _read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).rstrip(b"\0").decode(),
         )
-        status, size = size_of(program)
-        _check(status, "size of the compiled code")
-        code = b" " * size
-        (status,) = get(program, code)
-        _check(status, "reading the compiled code")
-        return code
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _read(program: object, size_of: Callable[..., Any], get: Callable[..., Any]) -> bytes:
+    status, size = size_of(program)
+    _check(status, size_of.__name__)
+    buffer = b" " * size
+    (status,) = get(program, buffer)
+    _check(status, get.__name__)
+    return buffer
 
 
 def _check(status: object, what: str) -> None:

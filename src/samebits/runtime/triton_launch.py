@@ -48,7 +48,7 @@ def aligned(call: Call, axis: str) -> bool:
 
 
 def launch(function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, **constexprs: Any) -> None:
-    """Enqueue on torch's current stream of the current device. Rows go on grid axis 0, which holds 2^31 - 1 programs."""
+    """Enqueue on torch's current stream of the current device. Rows go on grid axis 0, which holds 2^31 - 1."""
     function[grid](*arguments, **constexprs, num_warps=num_warps, **OPTIONS)
 
 
@@ -99,10 +99,7 @@ def store(rows, here, d, D, values, ALIGNED: tl.constexpr):  # type: ignore[no-u
 @triton.jit
 def _tile(rows, here, d, D, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     pointers = rows + d
-    if here is None:
-        inside = d < D
-    else:
-        inside = here & (d < D)
+    inside = d < D if here is None else here & (d < D)
     if ALIGNED:  # a hint counts only on the operation that made the value, hence here and not in the caller
         if len(pointers.shape) == 2:
             pointers = tl.multiple_of(pointers, (1, 16))

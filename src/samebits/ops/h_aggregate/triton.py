@@ -1,4 +1,4 @@
-"""``h_aggregate`` in Triton. The bits are those of ``reference.py``; a plan moves work between programs, never an addition."""
+"""``h_aggregate`` in Triton, with the bits of ``reference.py``: a plan moves work between programs, never an addition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from torch import Tensor
 
 from samebits.dispatch import Call, Layout
 from samebits.runtime.device import H200
-from samebits.runtime.triton_launch import Tile, aligned, build, halving_tree, kernel, launch, left_fold, load, pointer, store
+from samebits.runtime.triton_launch import (
+    Tile,
+    aligned,
+    build,
+    halving_tree,
+    kernel,
+    launch,
+    left_fold,
+    load,
+    pointer,
+    store,
+)
 
 if TYPE_CHECKING:
     from samebits.audit.build import Build
@@ -98,13 +109,26 @@ def _backward_ascending(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program: the 4 * ROWS chains of ROWS rows, one lane each, over ascending d. A gradient that is None is skipped."""
+    """One program: the 4 * ROWS chains of ROWS rows, one lane each, over ascending d. None: gradient not wanted."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     acc = tl.zeros((ROWS * 4,), tl.float32)
     for start in tl.range(0, D, WIDTH, num_stages=STAGES):
         d = start + tl.arange(0, WIDTH)
-        terms = _products(grad_hidden, pre, residual, grad_residual, grad_row, pre_row, residual_row, residual_stream,
-                          row, T, d, D, ALIGNED)
+        terms = _products(
+            grad_hidden,
+            pre,
+            residual,
+            grad_residual,
+            grad_row,
+            pre_row,
+            residual_row,
+            residual_stream,
+            row,
+            T,
+            d,
+            D,
+            ALIGNED,
+        )
         if grad_pre is not None:
             acc = left_fold(acc, tl.reshape(terms, (ROWS * 4, WIDTH)), ROWS * 4, WIDTH)
     if grad_pre is not None:
@@ -129,13 +153,26 @@ def _backward_tree256(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program: ROWS rows. Partial u of a chain takes d = u, u + 256, ...; then the tree. None is skipped."""
+    """One program: ROWS rows. Partial u of a chain takes d = u, u + 256, ...; then the tree. None: not wanted."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     acc = tl.zeros((ROWS, 4, 256), tl.float32)
     for start in tl.range(0, D, 256, num_stages=STAGES):
         d = start + tl.arange(0, 256)
-        terms = _products(grad_hidden, pre, residual, grad_residual, grad_row, pre_row, residual_row, residual_stream,
-                          row, T, d, D, ALIGNED)
+        terms = _products(
+            grad_hidden,
+            pre,
+            residual,
+            grad_residual,
+            grad_row,
+            pre_row,
+            residual_row,
+            residual_stream,
+            row,
+            T,
+            d,
+            D,
+            ALIGNED,
+        )
         if grad_pre is not None:
             acc += terms
     if grad_pre is not None:
@@ -152,13 +189,15 @@ def plans(call: Call) -> tuple[Tile, ...]:
     if not call.backward:
         width = min(1024, max(8, triton.next_power_of_2(call.size("D"))))
         rows = 1024 // width
-        return Tile(rows, width, 4), Tile(2 * rows, width, 8), Tile(4 * rows, max(8, width // 4), 2)
+        return Tile(rows, width, 4), Tile(2 * rows, width, 8), Tile(2 * rows, max(8, width // 2), 2)
     if call.contract == "ascending":
-        return Tile(8, 64, 1, stages=3), Tile(32, 32, 4, stages=2), Tile(2, 64, 1)
+        return Tile(8, 64 if aligned(call, "D") else 32, 1, stages=3), Tile(32, 32, 4, stages=2), Tile(2, 64, 1)
     return Tile(1, 256, 1), Tile(1, 256, 4, stages=3), Tile(4, 256, 4)
 
 
-def run(call: Call, plan: Tile, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]) -> None:
+def run(
+    call: Call, plan: Tile, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]
+) -> None:
     width = call.size("D")
     pre, residual = inputs["pre"], inputs["residual"]
     strides = (pre.stride(0), residual.stride(0), residual.stride(1), call.rows, width)
@@ -166,8 +205,7 @@ def run(call: Call, plan: Tile, inputs: dict[str, Tensor], results: dict[str, Te
     function, constexprs = _variant(call, plan)
     if not call.backward:
         grid = (programs, triton.cdiv(width, plan.width))
-        arguments = (pre, residual, results["hidden"], *strides)
-        launch(function, grid, *arguments, num_warps=plan.num_warps, **constexprs)
+        launch(function, grid, pre, residual, results["hidden"], *strides, num_warps=plan.num_warps, **constexprs)
         return
     upstream = inputs["grad_hidden"]
     outputs = (results.get("grad_pre"), results.get("grad_residual"))

@@ -1,7 +1,7 @@
-"""``rmsnorm_residual`` in Triton. The bits are those of ``reference.py``; a plan moves work between programs, never an addition.
+"""``rmsnorm_residual`` in Triton, with the bits of ``reference.py``: a plan moves work, never an addition.
 
-The ascending contract takes two kernels a pass: one lane per row folds the sum, then the rows are rewritten in parallel.
-The tree contract takes one: the second look at the row finds it in the cache.
+The ascending contract takes two kernels a pass: one lane per row folds the sum, then all elements are rewritten in
+parallel. The tree contract takes one: its second look at the row finds it in the cache.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def plans(call: Call) -> tuple[Plan, ...]:
     rows = 512 // vectors
     few = call.rows <= 4 * 132
     wide = Plan(
-        sums=Tile(32, 64, 1, stages=3),
+        sums=Tile(32, 64 if aligned(call, "D") else 32, 1, stages=3),
         rewrite=Tile(1024 // block, block, 4),
         tree=Tile(rows, 8 * vectors, 16 if few else 4),
         columns=Tile(64, 16, 4, stages=3),

@@ -1,0 +1,40 @@
+# make demo | test | lint | gpu | wheel. On a fresh machine the first call builds .venv; later calls start at once.
+
+PYTHON ?= python3
+# A local wheel of this exact version is taken where there is one; a bare "torch" would fetch the newest CUDA build.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint gpu wheel clean
+
+demo: $(READY)
+	$(BIN)/samebits demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-skips
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+# A GPU machine brings its own torch, and its driver decides which; a second torch beside it would be the wrong one.
+gpu:
+	@if $(PYTHON) -c "import torch" 2>/dev/null; then \
+		PYTHONPATH=src $(PYTHON) -m samebits.gpu_program; \
+	else \
+		$(MAKE) $(READY) && $(BIN)/python -m samebits.gpu_program; \
+	fi
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --no-isolation
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist report src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,121 @@
+"""A few launches of every kernel variant on small and odd shapes: what the memory and race checkers watch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from samebits import dispatch, registry
+from samebits.contract import OpSpec
+from samebits.operator import DTYPES, Operator
+from samebits.verify.operators import draw
+
+ROWS = (1, 3, 33)
+ODD_SIZES = (17, 136)
+"""One that no vector load fits, one that fits with a ragged tail."""
+OFFSET = 3
+"""Elements before each row of a strided input, so that its rows are not aligned."""
+
+
+def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None) -> int:
+    """Run every (contract, backend, direction, dtype, plan) of an operator; the number of calls. Nothing is compared.
+
+    Inputs are drawn on the CPU, so that under a checker nearly all kernels on the device are ours.
+    """
+    op = registry.operator(name)
+    chosen = backends or tuple(b.name for b in op.spec.backends if b.name != "reference")
+    count = 0
+    for rows, size, strided in shapes(op.spec):
+        for contract in op.spec.contracts:
+            for backend in chosen:
+                count += _run(op, contract.name, backend, rows, size, strided, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return count
+
+
+def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
+    """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones."""
+    tuned = dict(spec.tuned)
+    for axis, _, _ in spec.size_limits:
+        base = {other: values[0] for other, values in tuned.items() if other != axis}
+        for size in ODD_SIZES:
+            for rows in ROWS:
+                yield rows, base | {axis: size}, False
+            yield ROWS[1], base | {axis: size}, True
+        for size in tuned.get(axis, ()):
+            yield ROWS[1], base | {axis: size}, False
+
+
+def _run(
+    op: Operator, contract: str, backend: str, rows: int, size: dict[str, int], strided: bool, device: torch.device
+) -> int:
+    spec = op.spec
+    sizes = dict(spec.fixed_sizes) | size
+    results = {f"grad_{r.name}" for r in spec.forward.results}
+    drawn: dict[str, Tensor] = {}
+    for arg in (*spec.forward.inputs, *(a for a in spec.backward.inputs if a.name in results)):
+        value = draw(spec, arg, range(rows), sizes, 1)
+        drawn[arg.name] = _offset(value, device) if strided and arg.rows else value.to(device)
+    scalars = {s.name: s.default for s in spec.scalars}
+    forward = [drawn[arg.name] for arg in spec.forward.inputs]
+    count = 0
+    saved: tuple[Tensor, ...] = ()
+    for plan in range(_plans(op, False, forward, contract, backend)):
+        with dispatch.force_plan(plan), torch.no_grad():
+            saved = op.forward(*forward, contract=contract, backend=backend, **scalars)
+        count += 1
+    known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
+    for upstream, absent in itertools.product(_upstream_dtypes(spec), _absent(spec)):
+        backward = [
+            None if a.name in absent else known[a.name].to(upstream.get(a.name, known[a.name].dtype))
+            for a in spec.backward.inputs
+        ]
+        for grad_dtype in (torch.float32, torch.bfloat16):
+            for plan in range(_plans(op, True, backward, contract, backend)):
+                for wanted in _wanted(spec):
+                    with dispatch.force_plan(plan), torch.no_grad():
+                        op.backward(
+                            *backward,
+                            contract=contract,
+                            backend=backend,
+                            grad_dtype=grad_dtype,
+                            wanted=wanted,
+                            **scalars,
+                        )
+                    count += 1
+    return count
+
+
+def _offset(value: Tensor, device: torch.device) -> Tensor:
+    wide = torch.zeros(*value.shape[:-1], value.shape[-1] + OFFSET, dtype=value.dtype)
+    wide[..., OFFSET:] = value
+    return wide.to(device)[..., OFFSET:]
+
+
+def _plans(op: Operator, backward: bool, tensors: Sequence[Tensor | None], contract: str, backend: str) -> int:
+    scalars = [s.default for s in op.spec.scalars]
+    ready = op.prepare(backward, tensors, scalars, contract, backend)
+    return len(op.backend(backend).plans(ready.call))
+
+
+def _upstream_dtypes(spec: OpSpec) -> list[dict[str, torch.dtype]]:
+    """Each accepted dtype of the upstream gradients; an input that takes one only keeps it."""
+    most = max(len(a.dtypes) for a in spec.backward.inputs)
+    gradients = [a for a in spec.backward.inputs if a.name.startswith("grad_")]
+    return [{a.name: DTYPES[a.dtypes[min(index, len(a.dtypes) - 1)]] for a in gradients} for index in range(most)]
+
+
+def _absent(spec: OpSpec) -> list[tuple[str, ...]]:
+    """Every optional input given, then each left out."""
+    return [(), *((a.name,) for a in spec.backward.inputs if a.optional)]
+
+
+def _wanted(spec: OpSpec) -> list[list[bool]]:
+    """All results together, then each alone."""
+    count = len(spec.backward.results)
+    alone = [[index == only for index in range(count)] for only in range(count)]
+    return [[True] * count, *(alone if count > 1 else [])]

@@ -1,0 +1,163 @@
+"""Everything that is timed, as a prepared call without arguments: candidates through our torch ops, peers through autograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.bench.case import Case, gradient_dtype
+from samebits.bench.peers import Peer
+from samebits.operator import DTYPES, Operator
+
+Run = Callable[[], tuple[Tensor, ...]]
+
+
+class LeftOut(Exception):
+    """Raised by ``prepare``: this work is not timed, for the reason given."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """``prepare`` does what must not be timed (a forward, a compilation) and returns the call that is timed.
+
+    It runs on the stream that will be captured, because autograd runs a backward on the stream of its forward.
+    """
+
+    name: str
+    prepare: Callable[[], Run]
+    keep: bool = False
+    """Keep the timed call's own results: their bits are checked."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The tensors of one measurement."""
+
+    inputs: dict[str, Tensor]
+    upstream: dict[str, Tensor]
+
+
+def default_scalars(op: Operator) -> dict[str, float]:
+    return {scalar.name: scalar.default for scalar in op.spec.scalars}
+
+
+def candidate(op: Operator, case: Case, given: Given, contract: str, backend: str) -> Work:
+    """Our operator. Forward and backward go through the torch ops; both together through autograd, as in training."""
+
+    def forward() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return op.forward(*given.inputs.values(), contract=contract, backend=backend)
+
+    def prepare() -> Run:
+        if case.direction == "fwd":
+            return forward
+        if case.direction == "bwd":
+            tensors = backward_tensors(op, given, forward())
+            dtype = DTYPES[gradient_dtype(op.spec, case)]
+
+            def backward() -> tuple[Tensor, ...]:
+                with torch.no_grad():
+                    results = op.backward(*tensors, contract=contract, backend=backend, grad_dtype=dtype)
+                return tuple(result for result in results if result is not None)
+
+            return backward
+        leaves = _leaves(op, given.inputs)
+
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                results = op.forward(*leaves.values(), contract=contract, backend=backend)
+                public = [
+                    r for r, declared in zip(results, op.spec.forward.results, strict=True) if not declared.hidden
+                ]
+            grads = torch.autograd.grad(public, _wanted(op, leaves), _upstream(op, given))
+            return (*(result.detach() for result in results), *grads)
+
+        return both
+
+    return Work(f"{contract}/{backend}", prepare, keep=True)
+
+
+def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
+    """Somebody else's implementation, timed in the same three ways."""
+    scalars = default_scalars(op)
+    casts = dict(other.cast)
+
+    def prepare() -> Run:
+        inputs = {name: t.to(DTYPES[casts[name]]) if name in casts else t for name, t in given.inputs.items()}
+        function = _compiled(other.run) if other.compiled else other.run
+        if case.direction == "fwd":
+
+            def forward() -> tuple[Tensor, ...]:
+                with torch.no_grad():
+                    return function(*inputs.values(), *scalars.values())
+
+            return forward
+        leaves = _leaves(op, inputs)
+        wanted = _wanted(op, leaves)
+        grads = _upstream(op, given)
+        if case.direction == "bwd":
+            with _reusable_graph(), torch.enable_grad():
+                results = function(*leaves.values(), *scalars.values())
+                torch.autograd.grad(results, wanted, grads, retain_graph=True)  # compiles the backward, if that is lazy
+            return lambda: torch.autograd.grad(results, wanted, grads, retain_graph=True)
+
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                results = function(*leaves.values(), *scalars.values())
+            return (*(r.detach() for r in results), *torch.autograd.grad(results, wanted, grads))
+
+        return both
+
+    return Work(other.name, prepare)
+
+
+def device_copy(name: str, device: torch.device, moved: int) -> Work:
+    """A copy that reads and writes ``moved`` bytes in total."""
+
+    def prepare() -> Run:
+        source = torch.empty(max(moved // 2, 1), dtype=torch.uint8, device=device).random_()
+        target = torch.empty_like(source)
+        return lambda: (target.copy_(source),)
+
+    return Work(name, prepare)
+
+
+def backward_tensors(op: Operator, given: Given, results: tuple[Tensor, ...]) -> list[Tensor]:
+    """The inputs of the explicit backward, in order; saved tensors come from the forward's own results."""
+    saved = {declared.name: r for declared, r in zip(op.spec.forward.results, results, strict=True)}
+    known = given.inputs | saved | given.upstream
+    return [known[arg.name] for arg in op.spec.backward.inputs]
+
+
+def _leaves(op: Operator, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    learned = {r.name.removeprefix("grad_") for r in op.spec.backward.results}
+    return {name: t.detach().requires_grad_(name in learned) for name, t in inputs.items()}
+
+
+def _wanted(op: Operator, leaves: dict[str, Tensor]) -> list[Tensor]:
+    return [leaves[r.name.removeprefix("grad_")] for r in op.spec.backward.results]
+
+
+def _upstream(op: Operator, given: Given) -> list[Tensor]:
+    """One gradient per public result, in the order of the results."""
+    return [given.upstream[f"grad_{r.name}"] for r in op.spec.forward.results if not r.hidden]
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Specialised to the shape at hand. The reset keeps a long sweep from reaching the limit where dynamo gives up silently."""
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+@contextlib.contextmanager
+def _reusable_graph() -> Iterator[None]:
+    """A compiled backward normally overwrites what its forward saved; here one forward serves many backwards."""
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False):
+        yield

@@ -1,0 +1,201 @@
+"""``samebits demo``: the main job from end to end on a CPU. Checks, audit, a real decoder layer, and the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from samebits.cli import output
+
+if TYPE_CHECKING:
+    from samebits.audit.lock import Comparison
+    from samebits.audit.run import Report, Result
+
+ARCHES = ("sm_90",)
+"""The demo has minutes, and every architecture costs one or two; ``samebits audit`` compiles for all of them."""
+SHOWN_FINDINGS = 12
+SHOWN_TO_FAIL = "torch.mm"
+"""A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
+
+
+@dataclass
+class _Run:
+    out: Path
+    console: Console
+    lines: list[tuple[bool, str]] = field(default_factory=list)
+    """(passed, what) for the summary."""
+    started: float = field(default_factory=time.perf_counter)
+
+    def part(self, title: str) -> None:
+        self.console.rule(f"{title}  \\[{time.perf_counter() - self.started:.0f} s]")
+
+    def say(self, passed: bool, what: str) -> None:
+        self.lines.append((passed, what))
+
+    def write(self, name: str, content: Any) -> None:
+        (self.out / name).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of index.html and the JSON behind it.")] = Path("report"),
+) -> None:
+    """Check both operators, audit every kernel, compare a DeepSeek-V4 layer with itself, and write the report.
+
+    No GPU needed; a few minutes on two CPU cores. Exit code 1 if anything that should pass does not.
+    """
+    from samebits.report.load import Recorded
+    from samebits.report.write import write
+
+    out.mkdir(parents=True, exist_ok=True)
+    run = _Run(out, output.console())
+    checks = _checks(run)
+    recorded = Recorded(checks=tuple(checks), audit=_audit(run), models=tuple(_models(run)))
+    page = write(recorded, out)
+
+    run.part("summary")
+    for passed, what in run.lines:
+        run.console.print(f"[green]ok[/green]    {escape(what)}" if passed else f"[red]FAIL[/red]  {escape(what)}")
+    run.console.print(f"report: {page}  ({time.perf_counter() - run.started:.0f} s)", highlight=False)
+    if not all(passed for passed, _ in run.lines):
+        raise typer.Exit(1)
+
+
+def _checks(run: _Run) -> list[dict[str, Any]]:
+    """Every operator and contract by its reference, then the library operator that does not hold."""
+    from samebits import registry, verify
+    from samebits.verify.report import show
+
+    run.part("checks: accuracy and batch invariance, forward and backward")
+    found = []
+    with _progress("checking") as advance:
+        todo = [(name, contract.name) for name in registry.names() for contract in registry.spec(name).contracts]
+        for done, (name, contract) in enumerate(todo):
+            advance(done, len(todo) + 1, f"{name}, {contract}")
+            found.append(verify.check(name, contract=contract, backend="reference", device="cpu"))
+        advance(len(todo), len(todo) + 1, SHOWN_TO_FAIL)
+        example = verify.check(SHOWN_TO_FAIL, device="cpu")
+    for report in found:
+        show(report, run.console)
+        failed = ", ".join(check.name for check in report.checks if check.status in ("fail", "not run"))
+        what = f"{report.candidate}, contract {report.options['contract']}"
+        run.say(report.passed, f"{what}: {failed}" if failed else f"{what}: all checks pass")
+    run.console.print(f"\n[bold]And {SHOWN_TO_FAIL}, which promises nothing of the kind:[/bold]")
+    show(example, run.console)
+    varies = example.check("forward_invariance").status == "fail"
+    said = "its rows depend on the batch, as shown above" if varies else "did not vary on this machine, which proves nothing"
+    run.say(True, f"{SHOWN_TO_FAIL} for comparison: {said}")
+    ours = [report.to_json() for report in found]
+    run.write("check.json", ours)
+    run.write("check-example.json", example.to_json())
+    return ours
+
+
+def _audit(run: _Run) -> dict[str, Any]:
+    """Every kernel, against its contracts and against the committed lock."""
+    from samebits.audit import run as auditing
+
+    run.part("audit: the machine code of every kernel, for a GPU that need not be here")
+    with _progress("compiling") as advance:
+        result = auditing.audit_operators(arches=ARCHES, progress=advance)
+    _show_audit(run, result)
+    bad = sum(not report.clean for report in result.reports)
+    run.say(result.clean, f"audit: {len(result.reports)} kernels for {', '.join(ARCHES)}, {bad} with findings")
+    content = result.to_json()
+    comparison = _lock(run, result)
+    if comparison is not None:
+        content["lock"] = comparison.to_json()
+    run.write("audit.json", content)
+    return content
+
+
+def _show_audit(run: _Run, result: Result) -> None:
+    """A line per operator, backend and architecture; ``samebits audit`` prints every kernel."""
+    groups: dict[tuple[str, str, str], list[Report]] = {}
+    for report in result.reports:
+        groups.setdefault((report.op, report.backend, report.arch), []).append(report)
+    right = ("kernels", "clean", "most registers")
+    table = output.table("", "operator", "backend", "architecture", *right, right=right)
+    for (op, backend, arch), reports in groups.items():
+        most = max((report.resources.registers for report in reports if report.resources), default=0)
+        clean = sum(report.clean for report in reports)
+        table.add_row(op, backend, arch, str(len(reports)), str(clean), str(most))
+    run.console.print(table)
+    findings = [(report, finding) for report in result.reports for finding in report.findings]
+    for report, finding in findings[:SHOWN_FINDINGS]:
+        run.console.print(f"[red]{finding.rule}[/red] in {escape(report.key)} {escape(finding.note)}", soft_wrap=True)
+    if len(findings) > SHOWN_FINDINGS:
+        run.console.print(f"and {len(findings) - SHOWN_FINDINGS} more findings: samebits audit")
+
+
+def _lock(run: _Run, result: Result) -> Comparison | None:
+    """Against the committed record, which other compilers cannot be held to. None in an installed package."""
+    from samebits import environment
+    from samebits.audit import lock
+    from samebits.cli.audit import LOCK
+
+    root = environment.checkout()
+    if root is None:
+        return None
+    try:
+        comparison = lock.compare(root / LOCK, result, None, ARCHES)
+    except ValueError as error:
+        run.say(False, f"audit lock: {error}")
+        return None
+    said = {
+        "same": "every kernel as recorded",
+        "changed": f"machine code differs from the record in {len(comparison.lines)} kernels",
+        "compiler": "not comparable, other compilers than the record's",
+    }[comparison.status]
+    run.say(comparison.status != "changed", f"audit lock: {said}")
+    return comparison
+
+
+def _models(run: _Run) -> list[dict[str, Any]]:
+    """The decoder layer on a prompt and on a decode batch, and the hyper-connection part at the official width."""
+    from samebits.models.deepseek_v4 import LayerComparison, compare_hyper_connection, compare_layer
+    from samebits.models.deepseek_v4.show import show
+
+    run.part("DeepSeek-V4 decoder layer of transformers, with our collapse and norms and without")
+    jobs: tuple[tuple[str, Callable[[], LayerComparison]], ...] = (
+        ("layer, 2 prompts of 160", compare_layer),
+        ("layer, 16 sequences of 1", lambda: compare_layer(batch=16, sequence=1)),
+        ("hyper-connections, hidden_size 4096", compare_hyper_connection),
+    )
+    found = []
+    with _progress("comparing") as advance:
+        for done, (what, job) in enumerate(jobs):
+            advance(done, len(jobs), what)
+            found.append(job())
+    for comparison in found:
+        show(comparison, run.console)
+        first = comparison.first
+        said = f"differs first at {first}" if first else "no boundary differs"
+        broken = ", ".join(check.name for check in comparison.checks if not check.passed)
+        run.say(comparison.passed, f"{comparison.title}: {f'broken: {broken}' if broken else said}")
+    content = [comparison.to_json() for comparison in found]
+    run.write("model.json", content)
+    return content
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar where a person watches; nothing in a log."""
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=f"{title}: {what}")
+
+
+if __name__ == "__main__":
+    typer.run(demo)

@@ -1,0 +1,28 @@
+"""One console and one table style for every command."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@functools.cache
+def console() -> Console:
+    """Wide enough off a terminal that no column of a log is cut."""
+    probe = Console()
+    return probe if probe.is_terminal else Console(width=160)
+
+
+def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,1 @@
+"""Where the operators meet real models: one folder per model family."""

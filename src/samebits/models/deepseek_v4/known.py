@@ -1,0 +1,92 @@
+"""Which ``transformers`` code we know. The version is only the name of the code: what is checked is the code itself.
+
+A replacement is right only for the forward it was written against, so the source of both forwards (comments and
+docstring aside) is compared with a digest taken when the replacement was verified. A release that changes neither is
+accepted, one that changes either is refused until somebody has looked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import textwrap
+import tokenize
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+HYPER_CONNECTION = "DeepseekV4HyperConnection"
+RMSNORM = "DeepseekV4RMSNorm"
+_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+VERIFIED = ("5.17.0", "5.24.0")
+DIGESTS: dict[str, dict[str, str]] = {
+    HYPER_CONNECTION: {"6e08ac93a21c134d": "5.17.0", "aa7decb5288c664b": "5.24.0"},
+    RMSNORM: {"43166e7d2d714cbb": "5.17.0", "1445da9c92743435": "5.24.0"},
+}
+"""Class to digest of its forward to the release it was read in."""
+
+
+def modeling() -> ModuleType:
+    """The module of the DeepSeek-V4 classes.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed, or is too old to have the model.
+    """
+    try:
+        from transformers.models.deepseek_v4 import modeling_deepseek_v4
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the DeepSeek-V4 classes need transformers {VERIFIED[0]} or later: pip install 'samebits[models]' ({error})"
+        ) from error
+    return modeling_deepseek_v4
+
+
+def transformers_version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def digest(forward: Any) -> str:
+    """A digest of a function's code: its tokens without comments, docstring and layout, alike on every Python."""
+    source = textwrap.dedent(inspect.getsource(forward))
+    kept: list[str] = []
+    line_start = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in _LAYOUT:
+            line_start = line_start or token.type != tokenize.COMMENT
+            continue
+        if not (token.type == tokenize.STRING and line_start):
+            kept.append(token.string)
+        line_start = False
+    return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:16]
+
+
+def require(module: nn.Module, name: str, where: str) -> None:
+    """Refuse a module that is not exactly the known class with the known forward.
+
+    Raises:
+        TypeError: another class, a subclass, or an instance whose forward was already replaced.
+        RuntimeError: the class, but with a forward that was never verified.
+    """
+    expected = getattr(modeling(), name)
+    if type(module) is not expected:
+        raise TypeError(
+            f"{where} is a {type(module).__module__}.{type(module).__qualname__}; only {expected.__module__}.{name} "
+            f"itself is supported (a subclass may compute something else)"
+        )
+    if "forward" in vars(module):
+        raise TypeError(f"{where} already has a forward of its own (a patch or a hub kernel); undo that first")
+    found = digest(expected.forward)
+    if found not in DIGESTS[name]:
+        raise RuntimeError(
+            f"{name}.forward of transformers {transformers_version()} (digest {found}) is not one that samebits was "
+            f"verified against: transformers {', '.join(VERIFIED)}; install one of those releases"
+        )
+
+
+def norm_rounds_before_weight() -> bool:
+    """Whether this release rounds x * rstd to BF16 before the weight (5.17) or only the finished product (5.24)."""
+    return DIGESTS[RMSNORM][digest(getattr(modeling(), RMSNORM).forward)] == "5.17.0"

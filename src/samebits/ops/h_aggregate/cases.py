@@ -1,0 +1,5 @@
+"""Cases of ``h_aggregate`` whose digests are committed. All of its results are portable."""
+
+from samebits.verify.goldens import standard_cases
+
+CASES = standard_cases("D")

@@ -1,0 +1,153 @@
+"""Digests of results, committed: a bit that changes shows as a diff.
+
+``portable.json`` holds what every machine must give (the CPU reference computes it); ``sm_90.json`` and the like hold
+all results of one GPU architecture, and their portable part must equal ``portable.json``. Inputs come from the integer
+generator. Tensors that a forward saved for the backward (``rstd``) are drawn here instead of computed, so that the
+backward is portable where only the forward uses a device function. NaNs are made canonical before hashing.
+
+    python -m samebits.verify.goldens write tests/golden/sm_90.json --device cuda --backend cuda
+    python -m samebits.verify.goldens compare tests/golden/sm_90.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits import registry
+from samebits.contract import TensorArg
+from samebits.exact.bits import canonical_nan, digest
+from samebits.operator import DTYPES
+from samebits.verify import inputs
+from samebits.verify.operators import draw, stream_name
+from samebits.verify.report import environment
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs by name. ``sizes`` are those of the free axes."""
+
+    name: str
+    rows: int
+    sizes: tuple[tuple[str, int], ...]
+    pattern: str = "normal"
+    seed: int = 0
+    second_dtypes: bool = False
+    """Inputs that take several dtypes get their last one."""
+    grad_dtype: str = "float32"
+
+
+def standard_cases(axis: str) -> tuple[Case, ...]:
+    """Cases for an operator with one free axis: common widths, odd ones, and every value pattern."""
+    return (
+        Case("t16_128", 16, ((axis, 128),)),
+        Case("t7_17", 7, ((axis, 17),)),
+        Case("t2_1", 2, ((axis, 1),)),
+        Case("t1_4096", 1, ((axis, 4096),)),
+        Case("t3_7168", 3, ((axis, 7168),)),
+        Case("t33_136_other_seed", 33, ((axis, 136),), seed=1),
+        Case("t16_128_second_dtypes", 16, ((axis, 128),), second_dtypes=True),
+        Case("t16_128_bfloat16_gradients", 16, ((axis, 128),), grad_dtype="bfloat16"),
+        *(Case(f"t6_1000_{p}", 6, ((axis, 1000),), pattern=p) for p in inputs.PATTERNS if p != "normal"),
+    )
+
+
+def compute(device: str, backend: str | None, only: Sequence[str] = ()) -> dict[str, str]:
+    """``{"op/contract/direction/case/result": digest}`` of the named operators (default all). On a CPU: the portable ones."""
+    found: dict[str, str] = {}
+    for name in only or registry.names():
+        for contract in registry.spec(name).contracts:
+            for case in importlib.import_module(f"samebits.ops.{name}.cases").CASES:
+                for key, value in _results(name, contract.name, case, device, backend):
+                    if device != "cpu" or is_portable(key):
+                        found[key] = digest(canonical_nan(value))
+    return found
+
+
+def is_portable(key: str) -> bool:
+    """Whether every machine must agree: by the contract's class, or because the operator's cases say so of this result."""
+    name, contract, _, _, result = key.split("/")
+    if registry.spec(name).contract(contract).exactness == "portable":
+        return True
+    return result in getattr(importlib.import_module(f"samebits.ops.{name}.cases"), "PORTABLE", ())
+
+
+def _results(name: str, contract: str, case: Case, device: str, backend: str | None) -> Iterator[tuple[str, Tensor]]:
+    op = registry.operator(name)
+    scalars: dict[str, Any] = {s.name: s.default for s in op.spec.scalars}
+    tensors = [_input(name, arg, case).to(device) for arg in op.spec.forward.inputs]
+    forward = op.forward(*tensors, contract=contract, backend=backend, **scalars)
+    upstream = [_input(name, arg, case).to(device) for arg in op.spec.backward.inputs]
+    backward = op.backward(*upstream, contract=contract, backend=backend, grad_dtype=DTYPES[case.grad_dtype], **scalars)
+    for direction, declared, values in (
+        ("forward", op.spec.forward.results, forward),
+        ("backward", op.spec.backward.results, backward),
+    ):
+        for result, value in zip(declared, values, strict=True):
+            if value is not None:
+                yield f"{name}/{contract}/{direction}/{case.name}/{result.name}", value
+
+
+def _input(name: str, arg: TensorArg, case: Case) -> Tensor:
+    spec = registry.spec(name)
+    sizes = dict(spec.fixed_sizes) | dict(case.sizes)
+    dtype = DTYPES[arg.dtypes[-1 if case.second_dtypes else 0]]
+    if any(arg.name == result.name for result in spec.forward.results):
+        shape = tuple(sizes[axis] for axis in arg.axes)
+        return inputs.row_tensor(stream_name(spec, arg.name), range(case.rows), shape, dtype, case.seed, "positive")
+    return draw(spec, arg, range(case.rows), sizes, case.seed, dtype, case.pattern)
+
+
+def write(path: Path, device: str = "cpu", backend: str | None = "reference") -> None:
+    """Compute and store. The file says on what it was made."""
+    made_on = environment(torch.device(device)) if device != "cpu" else {}
+    content = {"backend": backend, "device": device, "made_on": made_on, "digests": compute(device, backend)}
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def compare(path: Path, device: str | None = None, backend: str | None = None) -> list[str]:
+    """What differs from the file when computed now, by default on its own kind of device and backend; empty if nothing does."""
+    stored = json.loads(path.read_text())
+    now = compute(device or stored["device"], backend or stored["backend"])
+    return differences(stored["digests"], now)
+
+
+def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
+    changed = [key for key in sorted(stored.keys() & now.keys()) if stored[key] != now[key]]
+    lines = [f"{key}: stored {stored[key][:12]}, now {now[key][:12]}" for key in changed]
+    lines += [f"{key}: stored, but no longer computed" for key in sorted(stored.keys() - now.keys())]
+    lines += [f"{key}: computed, but not stored" for key in sorted(now.keys() - stored.keys())]
+    return lines
+
+
+def disagreements_with_portable(path: Path, portable: Path) -> list[str]:
+    """Portable results for which an architecture's file has other bits than ``portable.json``."""
+    arch, everywhere = json.loads(path.read_text())["digests"], json.loads(portable.read_text())["digests"]
+    return differences(everywhere, {key: value for key, value in arch.items() if is_portable(key)})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Golden digests of the operators.")
+    parser.add_argument("action", choices=("write", "compare"))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--backend", default=None)
+    given = parser.parse_args()
+    if given.action == "write":
+        write(given.path, given.device or "cpu", given.backend or "reference")
+        return 0
+    lines = compare(given.path, given.device, given.backend)
+    print("\n".join(lines) or "every digest is as stored")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,116 @@
+"""Hostile memory layouts: views whose neighbours in memory are NaN, so that a kernel that strays is seen.
+
+Each function takes a contiguous tensor (rows, *axes), or (*axes) for a shared one, and returns a view of other memory,
+or None where the layout does not exist for that shape. ``same`` layouts keep the values; the others (overlapping rows)
+have values of their own, and the expected result is that of a contiguous copy of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Layout = Callable[[Tensor], "Tensor | None"]
+
+
+def _poisoned(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=tensor.dtype, device=tensor.device)
+
+
+def _fill(view: Tensor, tensor: Tensor) -> Tensor:
+    view.copy_(tensor)
+    return view
+
+
+def row_slice(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() < 2:
+        return None
+    rows, *rest = tensor.shape
+    return _fill(_poisoned(tensor, (2 * rows, *rest))[::2], tensor)
+
+
+def column_step(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() < 1:
+        return None
+    return _fill(_poisoned(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2], tensor)
+
+
+def column_window(tensor: Tensor) -> Tensor | None:
+    """Rows further apart than they are long; the pitch is not a multiple of a vector."""
+    if tensor.dim() < 1:
+        return None
+    width = tensor.shape[-1]
+    return _fill(_poisoned(tensor, (*tensor.shape[:-1], width + 11))[..., 8 : 8 + width], tensor)
+
+
+def chunk_of_table(tensor: Tensor) -> Tensor | None:
+    """One of six equal parts of a wider table, as modulation tables are stored."""
+    if tensor.dim() < 1:
+        return None
+    return _fill(_poisoned(tensor, (*tensor.shape[:-1], 6 * tensor.shape[-1])).chunk(6, -1)[2], tensor)
+
+
+def transposed(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() < 2:
+        return None
+    *rest, a, b = tensor.shape
+    return _fill(_poisoned(tensor, (*rest, b, a)).transpose(-1, -2), tensor)
+
+
+def rows_innermost(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() < 2:
+        return None
+    rows, *rest = tensor.shape
+    return _fill(_poisoned(tensor, (*rest, rows)).movedim(-1, 0), tensor)
+
+
+def misaligned(offset: int) -> Layout:
+    def view(tensor: Tensor) -> Tensor:
+        flat = _poisoned(tensor, (tensor.numel() + 16,))
+        return _fill(flat[offset : offset + tensor.numel()].view(tensor.shape), tensor)
+
+    return view
+
+
+def expanded_rows(tensor: Tensor) -> Tensor | None:
+    """Every row is the first row: row stride 0."""
+    return tensor[:1].clone().expand(tensor.shape) if tensor.dim() >= 1 and tensor.shape[0] else None
+
+
+def expanded_columns(tensor: Tensor) -> Tensor | None:
+    return tensor[..., :1].clone().expand(tensor.shape) if tensor.dim() >= 1 and tensor.shape[-1] else None
+
+
+def overlapping_rows(tensor: Tensor) -> Tensor | None:
+    """Each row starts one element after the one before: row stride 1, less than a row."""
+    if tensor.dim() < 2 or not tensor.numel():
+        return None
+    rows = tensor.shape[0]
+    flat = tensor.flatten()[: tensor[0].numel()].repeat(2)[: tensor[0].numel()]
+    storage = torch.cat([flat, flat.flip(0)[:1].expand(rows)])
+    return storage.as_strided(tensor.shape, (1, *tensor[0].contiguous().stride()))
+
+
+def first_row_far_stride(tensor: Tensor) -> Tensor | None:
+    """A single row whose declared row stride is beyond 32 bits; the stride is never used."""
+    if tensor.dim() < 2 or tensor.shape[0] != 1:
+        return None
+    return tensor.as_strided(tensor.shape, (2**31, *tensor[0].contiguous().stride()))
+
+
+LAYOUTS: dict[str, Layout] = {
+    "row_slice": row_slice,
+    "column_step": column_step,
+    "column_window": column_window,
+    "chunk_of_table": chunk_of_table,
+    "transposed": transposed,
+    "rows_innermost": rows_innermost,
+    "misaligned_1": misaligned(1),
+    "misaligned_2": misaligned(2),
+    "misaligned_4": misaligned(4),
+    "expanded_rows": expanded_rows,
+    "expanded_columns": expanded_columns,
+    "overlapping_rows": overlapping_rows,
+}

@@ -1,0 +1,177 @@
+"""Cases, traffic, peers and result lines, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from samebits import registry
+from samebits.bench import bits, peers, results, show, targets, tensors, work
+from samebits.bench.case import Case, output_bytes, sweep, traffic
+from samebits.bench.run import Settings, run
+
+OPS = registry.names()
+SMALL = (("D", 64),)
+
+
+def _given(op, case):
+    cpu = torch.device("cpu")
+    return work.Given(
+        tensors.forward_inputs(op.spec, case, cpu),
+        tensors.upstream(op.spec, case, cpu) if case.direction != "fwd" else {},
+    )
+
+
+def test_traffic_counts_every_tensor_once():
+    t, d = 10, 4096
+    h = registry.spec("h_aggregate")
+    shape = (("D", d),)
+    assert traffic(h, Case("h_aggregate", "fwd", t, shape)) == t * (16 + 8 * d + 2 * d)
+    assert traffic(h, Case("h_aggregate", "bwd", t, shape)) == t * (2 * d + 16 + 8 * d + 16 + 8 * d)
+    assert traffic(h, Case("h_aggregate", "bwd", t, shape, "float32")) == t * (4 * d + 16 + 8 * d + 16 + 16 * d)
+    norm = registry.spec("rmsnorm_residual")
+    forward = t * (2 * d * 3 + 4) + 4 * d
+    backward = t * (2 * d * 4 + 4) + 4 * d * 2
+    assert traffic(norm, Case("rmsnorm_residual", "fwd", t, shape)) == forward
+    assert traffic(norm, Case("rmsnorm_residual", "fwd+bwd", t, shape)) == forward + backward
+    assert output_bytes(norm, Case("rmsnorm_residual", "fwd", t, shape)) == t * (2 * d * 2 + 4)
+
+
+def test_full_sweep_covers_every_axis():
+    for name in OPS:
+        spec = registry.spec(name)
+        cases = sweep(spec)
+        assert {c.rows for c in cases} == {1, 8, 128, 1024, 4096, 8192, 32768, 65536, 131072}
+        assert {dict(c.sizes)["D"] for c in cases} == set(dict(spec.tuned)["D"])
+        assert {c.direction for c in cases} == {"fwd", "bwd", "fwd+bwd"}
+        assert len(set(cases)) == len(cases)
+        assert all(c.grads == "model" for c in cases if c.direction != "bwd")
+
+
+def test_quick_sweep_is_what_the_targets_need():
+    for name in OPS:
+        cases = targets.quick_cases(name)
+        assert 5 <= len(cases) <= 12
+        for target in targets.of(name):
+            rows = [{"op": name, "direction": c.direction, "backend": "cuda", "contract": k.name, "shape": c.shape()}
+                    for c in cases for k in registry.spec(name).contracts]  # fmt: skip
+            assert any(target.covers(row) for row in rows), target
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
+def test_peers_do_the_same_work(name, direction, eager_compile):
+    """A peer is only worth a ratio if it computes the same function: close to the reference, on the same inputs."""
+    op = registry.operator(name)
+    case = Case(name, direction, 6, SMALL)
+    given = _given(op, case)
+    ours = work.candidate(op, case, given, op.spec.default_contract.name, "reference").prepare()()
+    kinds = []
+    if direction != "bwd":
+        kinds += [not r.hidden for r in op.spec.forward.results]
+    if direction != "fwd":
+        kinds += [True] * len(op.spec.backward.results)
+    shown = [result for result, public in zip(ours, kinds, strict=True) if public]
+    for other in peers.of(name):
+        theirs = work.peer(op, case, given, other).prepare()()
+        assert len(theirs) == len(shown)
+        for one, two in zip(theirs, shown, strict=True):
+            assert one.shape == two.shape
+            error = (one.double() - two.double()).norm() / two.double().norm()
+            assert error < 2e-2, (other.name, float(error))
+
+
+def test_backward_peers_repeat(eager_compile):
+    """One retained forward serves every timed backward, compiled ones included."""
+    op = registry.operator("rmsnorm_residual")
+    case = Case(op.name, "bwd", 5, SMALL)
+    for other in peers.of(op.name):
+        call = work.peer(op, case, _given(op, case), other).prepare()
+        first, second = call(), call()
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_lines_have_every_key_and_checked_bits(name, machine, stamp, eager_compile, tmp_path: Path):
+    op = registry.operator(name)
+    cases = [c for rows in (1, 9) for c in sweep(op.spec, (rows,), {"D": 64})]
+    settings = Settings(tuple(c.name for c in op.spec.contracts), ("reference",))
+    lines = list(run(op, cases, settings, machine, stamp))
+    assert len(lines) == len(cases) * len(op.spec.contracts)
+    for line in lines:
+        assert tuple(line)[: len(results.KEYS)] == results.KEYS
+        assert line["bits_checked"] is True, line["bits"]
+        names = {p.name for p in peers.of(name)} | {peers.COPY}
+        assert set(line["peers"]) == (names if "float32" not in line["dtype"] else {peers.COPY})
+        assert line["copy_fraction"] == pytest.approx(line["bytes"] / line["us"] * 1e-3 / 10.0, abs=1e-4)
+        assert line["peers"][peers.COPY]["ratio"] > 0
+    path = tmp_path / "deep" / "x.jsonl"
+    results.write(path, lines)
+    assert results.read([path]) == json.loads(json.dumps(lines))
+    show.measured(lines)
+
+
+def test_a_wrong_bit_is_seen():
+    """The check must be able to fail: one flipped bit in an edge row, in a gradient, in a parameter gradient."""
+    op = registry.operator("rmsnorm_residual")
+    case = Case(op.name, "fwd+bwd", 40, SMALL)
+    given = _given(op, case)
+    outputs = work.candidate(op, case, given, "ascending", "reference").prepare()()
+    truth = bits.expected(op, case, given, "ascending", 1 << 34)
+    assert bits.compare(op, case, outputs, truth).ok
+    names = ["y", "residual", "rstd", "grad_x", "grad_gamma"]
+    for position, name in enumerate(names):
+        broken = [t.clone() for t in outputs]
+        flat = broken[position].view(torch.int16 if broken[position].dtype == torch.bfloat16 else torch.int32)
+        flat[-1] ^= 1
+        verdict = bits.compare(op, case, tuple(broken), truth)
+        assert not verdict.ok and verdict.scope.startswith(name)
+    assert not bits.compare(op, case, outputs, bits.expected(op, case, given, "tree512", 1 << 34)).ok
+
+
+def test_unfolded_parameter_gradient_is_not_called_checked():
+    op = registry.operator("rmsnorm_residual")
+    case = Case(op.name, "bwd", 40, SMALL)
+    given = _given(op, case)
+    outputs = work.candidate(op, case, given, "ascending", "reference").prepare()()
+    verdict = bits.compare(op, case, outputs, bits.expected(op, case, given, "ascending", free_bytes=1000))
+    assert not verdict.ok and "not compared: grad_gamma" in verdict.scope
+
+
+def test_chosen_rows_reach_both_ends():
+    assert bits.chosen_rows(1) == (0,)
+    assert bits.chosen_rows(5) == (0, 1, 2, 3, 4)
+    rows = bits.chosen_rows(131072)
+    assert len(rows) == 12 and rows[0] == 0 and rows[-1] == 131071 and 65536 in rows
+
+
+def test_what_does_not_fit_is_stated(machine, stamp):
+    op = registry.operator("h_aggregate")
+    machine.free = 1000
+    (line,) = run(
+        op, sweep(op.spec, (8,), {"D": 64}, ("fwd",)), Settings(("ascending",), ("reference",)), machine, stamp
+    )
+    assert "GB are free" in line["skipped"]
+    assert show.notes([line])
+    show.measured([line])
+
+
+def test_compile_budget_is_stated(machine, stamp, eager_compile):
+    op = registry.operator("h_aggregate")
+    settings = Settings(("ascending",), ("reference",), compile_seconds=0)
+    (line,) = run(op, sweep(op.spec, (8,), {"D": 64}, ("fwd",)), settings, machine, stamp)
+    assert "already taken" in line["peers_skipped"]["torch.compile"]
+    assert any("torch.compile" in note for note in show.notes([line]))
+
+
+def test_results_file_with_a_bad_line_is_refused(tmp_path: Path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"op": "x"}\n')
+    with pytest.raises(ValueError, match="line 1: not a benchmark result, it lacks 'contract'"):
+        results.read([path])
+    path.write_text("{]\n")
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        results.read([path])
