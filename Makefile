@@ -32,8 +32,8 @@ wheel: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install -qq --no-compile "$(TORCH)"
+	$(BIN)/python -m pip install -qq --no-compile --editable ".[dev]"
 	touch $@
 
 clean:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.register_assert_rewrite("samebits.verify.conformance")
+
 MARKS = ("gpu", "multi_gpu", "big")
 
 

@@ -150,8 +150,8 @@ def test_every_launch_plan_is_compared(monkeypatch):
 
 
 def test_the_report_is_json():
-    report = look("h_aggregate", faults.batch_dependent_split)
-    stored = json.loads(json.dumps(report.to_json()))
+    report = look("h_aggregate", faults.leaking)  # its evidence has NaN in it
+    stored = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert stored["passed"] is False
     assert stored["options"]["sizes"] == {"D": 40, "H": 4}
     assert {c["name"] for c in stored["checks"]} == set(CHECKS)
@@ -166,6 +166,7 @@ def test_the_report_is_json():
         ({"candidate": "h_aggregate", "backend": "nonsense"}, "no backend named"),
         ({"candidate": "h_aggregate", "backend": "cuda"}, "needs a CUDA tensor"),
         ({"candidate": "h_aggregate", "sizes": {"Q": 3}}, "no axis 'Q'"),
+        ({"candidate": "h_aggregate", "device": "nonsense"}, "no device 'nonsense'"),
         ({"candidate": "h_aggregate", "only": ["nonsense"]}, "choose from repeat, batch"),
         ({"candidate": "h_aggregate", "rows": 0}, "at least 1"),
         ({"candidate": "h_aggregate", "shapes": ["T,4"]}, "declares its inputs"),
@@ -186,3 +187,15 @@ def test_wrong_use_is_refused_with_the_way_out(call, words):
     with pytest.raises(UsageError) as caught:
         check(**{"device": "cpu", **call})
     assert words in str(caught.value)
+
+
+def test_nothing_judged_is_no_pass():
+    report = check("torch.tanh", device="cpu", rows=3, shapes=["T,4"], only=["plan"])
+    assert set(report.status().values()) == {"n/a"}
+    assert report.exit_code == 1
+
+
+def test_it_is_public():
+    import samebits
+
+    assert samebits.check is check

@@ -8,8 +8,7 @@ import torch
 from samebits import dispatch, registry
 from samebits.ops.h_aggregate import reference as aggregate
 from samebits.ops.rmsnorm_residual import reference as norm
-from samebits.verify import conformance
-from samebits.verify.conformance import Conformance, Target
+from samebits.verify.conformance import Conformance, Target, base, sizes
 from samebits.verify.layouts import LAYOUTS
 
 REFERENCE = {"h_aggregate": aggregate, "rmsnorm_residual": norm}
@@ -41,11 +40,11 @@ def plant(monkeypatch):
     def planted(op="h_aggregate", **fault):
         monkeypatch.setitem(registry.operator(op)._backends, "triton", Backend(op, **fault))
         tests = type("Planted", (Conformance,), {"op": op})()
-        conformance._drawn.cache_clear()
+        base._drawn.cache_clear()
         return tests
 
     yield planted
-    conformance._drawn.cache_clear()
+    base._drawn.cache_clear()
 
 
 def bits(tests):
@@ -135,6 +134,21 @@ def row_pitch_of_another(call, inputs):
 def test_a_misread_layout_is_seen(plant, before):
     with pytest.raises(AssertionError, match="layout of"):
         layouts(plant(before=before))
+
+
+def narrow_offsets(call, plan, inputs, results):
+    """What an offset of too few bits does to the last rows."""
+    for value in results.values():
+        if call.rows > 20:
+            flip(value[-2:])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_narrow_offset_is_seen(plant, monkeypatch, backward):
+    monkeypatch.setattr(sizes, "OFFSET_LIMIT", 2**19)
+    plant().test_offsets_beyond_32_bits(PLANTED, backward)
+    with pytest.raises(AssertionError, match=r"row \d+ of \d+"):
+        plant(after=narrow_offsets).test_offsets_beyond_32_bits(PLANTED, backward)
 
 
 def overwrites_upstream(call, plan, inputs, results):

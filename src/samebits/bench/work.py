@@ -117,12 +117,16 @@ def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
 
 
 def device_copy(name: str, device: torch.device, moved: int) -> Work:
-    """A copy that reads and writes ``moved`` bytes in total."""
+    """A copy that reads and writes ``moved`` bytes in total.
+
+    An elementwise kernel (negation) rather than ``copy_``: a captured ``copy_`` becomes a copy node, which on an H200
+    reaches 2.7 TB/s where a kernel reaches 4.2.
+    """
 
     def prepare() -> Run:
-        source = torch.empty(max(moved // 2, 1), dtype=torch.uint8, device=device).random_()
+        source = torch.randint(-(2**31), 2**31 - 1, (max(moved // 8, 1),), dtype=torch.int32, device=device)
         target = torch.empty_like(source)
-        return lambda: (target.copy_(source),)
+        return lambda: (torch.neg(source, out=target),)
 
     return Work(name, prepare)
 

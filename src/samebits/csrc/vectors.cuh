@@ -53,10 +53,8 @@ template <int V, int W>
 __device__ __forceinline__ Floats<W> load(const bf16* row, int first, int size) {
   if constexpr (V == 8 && W == 8) {
     return widen8(load8_raw<8>(row, first, size));
-  } else if constexpr (V == 8 && W == 4) {
-    const uint2 raw = first < size ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0, 0);
-    return {widen_low(raw.x), widen_high(raw.x), widen_low(raw.y), widen_high(raw.y)};
   } else {
+    static_assert(V == 1, "use load4_raw");
     Floats<W> f;
 #pragma unroll
     for (int i = 0; i < W; ++i) f.at[i] = first + i < size ? widen(row[first + i]) : 0.0f;
@@ -83,6 +81,28 @@ __device__ __forceinline__ Floats<W> load(const float* row, int first, int size)
   return f;
 }
 
+// Four elements as stored, to be widened when they are used: what is on its way from memory takes few registers.
+__device__ __forceinline__ Floats<4> widen4(uint2 raw) {
+  return {widen_low(raw.x), widen_high(raw.x), widen_low(raw.y), widen_high(raw.y)};
+}
+__device__ __forceinline__ Floats<4> widen4(const Floats<4>& f) { return f; }
+
+template <int V>
+__device__ __forceinline__ uint2 load4_raw(const bf16* row, int first, int size) {
+  if constexpr (V == 8) {
+    return first < size ? *reinterpret_cast<const uint2*>(row + first) : make_uint2(0, 0);
+  } else {
+    unsigned at[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at[i] = first + i < size ? row[first + i] : 0;
+    return make_uint2(at[0] | at[1] << 16, at[2] | at[3] << 16);
+  }
+}
+
+template <int V>
+__device__ __forceinline__ Floats<4> load4_raw(const float* row, int first, int size) {
+  return load<V, 4>(row, first, size);
+}
 template <int V, int W>
 __device__ __forceinline__ void store(bf16* row, int first, int size, const Floats<W>& f) {
   if constexpr (V == 8 && W == 8) {

@@ -7,6 +7,7 @@ have values of their own, and the expected result is that of a contiguous copy o
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -114,3 +115,25 @@ LAYOUTS: dict[str, Layout] = {
     "expanded_columns": expanded_columns,
     "overlapping_rows": overlapping_rows,
 }
+
+
+def random_view(tensor: Tensor, rng: random.Random) -> Tensor:
+    """The same values in a random layout: permuted axes, steps, gaps and an offset; NaN everywhere else."""
+    if tensor.dim() == 0:
+        return tensor
+    order = rng.sample(range(tensor.dim()), tensor.dim()) if rng.random() < 0.5 else list(range(tensor.dim()))
+    steps = [rng.choice((1, 1, 1, 2, 3)) for _ in order]
+    gaps = [rng.choice((0, 0, 1, 8, 16)) for _ in order]
+    offset = rng.choice((0, 0, 1, 2, 8))
+    shape = [tensor.shape[axis] * step + gap for axis, step, gap in zip(order, steps, gaps, strict=True)]
+    count = 1
+    for size in shape:
+        count *= size
+    flat = torch.full((offset + count,), float("nan"), dtype=tensor.dtype, device=tensor.device)
+    box = flat[offset:].view(shape)
+    for dim, (axis, step) in enumerate(zip(order, steps, strict=True)):
+        box = box.narrow(dim, 0, tensor.shape[axis] * step)
+        box = box[(slice(None),) * dim + (slice(None, None, step),)]
+    view = box.permute([order.index(axis) for axis in range(tensor.dim())])
+    view.copy_(tensor)
+    return view

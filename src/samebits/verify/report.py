@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,7 +58,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return all(check.status not in ("fail", "not run") for check in self.checks)
+        """Something was judged, and nothing failed or could not run."""
+        found = {check.status for check in self.checks}
+        return "pass" in found and not found & {"fail", "not run"}
 
     @property
     def exit_code(self) -> int:
@@ -70,7 +73,16 @@ class Report:
         return {check.name: check.status for check in self.checks}
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "samebits.check", "passed": self.passed, **dataclasses.asdict(self)}
+        """Plain data for ``json.dumps``; a float that JSON has no number for (NaN, infinity) becomes a string."""
+        return {"kind": "samebits.check", "passed": self.passed, **_plain(dataclasses.asdict(self))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def environment(device: torch.device) -> dict[str, str]:

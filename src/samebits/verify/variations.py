@@ -44,7 +44,7 @@ def variations(rows: int, axes: tuple[str, ...] = AXES) -> Iterator[Variation]:
     garbage = [rows + k for k in range(GARBAGE_ROWS)]
     if "repeat" in axes:
         for run in (2, 3):
-            yield Variation("repeat", f"run 1 vs run {run}", (whole(everyone),))
+            yield Variation("repeat", f"run {run} vs run 1", (whole(everyone),))
     if "batch" in axes:
         for size in [n for n in EDGES if n < rows]:
             yield Variation("batch", f"batch size {size} vs {rows}", (whole(everyone[:size]),))

@@ -34,9 +34,7 @@ def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
         # One token waits for its chain, many share the memory system: a smaller block leaves more of them in flight.
         producers = (64, 128) if many else (128, 64)
         return tuple(_plan("backward_ascending", choices | {"PRODUCERS": p}, call.rows, p + _WARP) for p in producers)
-    # A warp per stream has more loads in flight; a warp for all four reads the gradient once.
-    streams = (4, 1) if many else (1, 4)
-    return tuple(_plan("backward_tree256", choices | {"STREAMS": s}, -(-call.rows // s), 128) for s in streams)
+    return tuple(_plan("backward_tree256", choices | {"UNROLL": n}, call.rows, 4 * _WARP) for n in (8, 2))
 
 
 def run(
@@ -59,8 +57,7 @@ def run(
         launch(step, *common, grad_residual, size)
         return
     streams = (residual, residual.stride(0), residual.stride(1))
-    rows = () if call.contract == "ascending" else (call.rows,)
-    launch(step, *common, *streams, results["grad_pre"], grad_residual, *rows, size)
+    launch(step, *common, *streams, results["grad_pre"], grad_residual, size)
 
 
 def _columns(call: Call) -> list[tuple[tuple[int, int], int]]:

@@ -21,6 +21,7 @@ from samebits.runtime.triton_launch import (
     left_fold,
     load,
     pointer,
+    product,
     store,
 )
 
@@ -54,10 +55,10 @@ def _forward(  # type: ignore[no-untyped-def]
     g3 = tl.load(gain + 3, row < T, 0.0)[:, None]
     here = (row < T)[:, None]
     streams = (residual + row * residual_row)[:, None]
-    p0 = g0 * load(streams, here, d, D, ALIGNED).to(tl.float32)
-    p1 = g1 * load(streams + residual_stream, here, d, D, ALIGNED).to(tl.float32)
-    p2 = g2 * load(streams + 2 * residual_stream, here, d, D, ALIGNED).to(tl.float32)
-    p3 = g3 * load(streams + 3 * residual_stream, here, d, D, ALIGNED).to(tl.float32)
+    p0 = product(g0, load(streams, here, d, D, ALIGNED).to(tl.float32))
+    p1 = product(g1, load(streams + residual_stream, here, d, D, ALIGNED).to(tl.float32))
+    p2 = product(g2, load(streams + 2 * residual_stream, here, d, D, ALIGNED).to(tl.float32))
+    p3 = product(g3, load(streams + 3 * residual_stream, here, d, D, ALIGNED).to(tl.float32))
     store((hidden + row * D)[:, None], here, d, D, (p0 + p1) + (p2 + p3), ALIGNED)
 
 
@@ -88,7 +89,7 @@ def _products(  # type: ignore[no-untyped-def]
         out = (grad_residual + (row[:, None] * 4 + i) * D)[:, :, None]
         store(out, stream_here[:, :, None], d, D, gain * upstream, ALIGNED)
     streams = ((residual + row * residual_row)[:, None] + i * residual_stream)[:, :, None]
-    return upstream * load(streams, stream_here[:, :, None], d, D, ALIGNED).to(tl.float32)
+    return product(upstream, load(streams, stream_here[:, :, None], d, D, ALIGNED).to(tl.float32))
 
 
 @kernel

@@ -21,6 +21,8 @@ from samebits.runtime.sweep import cuda_builds
 _STATIC_SHARED = 1024
 """Room for the kernels' static arrays and what the driver keeps per block."""
 _BLOCKS_PER_SM = 3
+_COLUMNS = 128
+"""A row in shared memory is padded to this: four parts that are each a multiple of the 32 terms a fold reads ahead."""
 _TERMS_BYTES = 2 * (256 + 4) * 4
 """Shared memory for the terms of one row in the ascending backward: two tiles of 256 columns."""
 
@@ -85,7 +87,7 @@ def _backward_x(call: Call) -> list[Launch]:
     if call.contract == "tree512":
         return _tree(call, "backward_x_tree512", choices)
     return _ascending(
-        call, "backward_x_ascending", choices, 256, bytes_per_column=2, bytes_per_row=16 + _TERMS_BYTES
+        call, "backward_x_ascending", choices, 256, bytes_per_column=4, bytes_per_row=32 + _TERMS_BYTES
     )
 
 
@@ -94,10 +96,10 @@ def _ascending(
 ) -> list[Launch]:
     """Rows per block: as many as keep every multiprocessor busy, at most what lets three blocks share one."""
     limit = call.device.shared_bytes - _STATIC_SHARED
-    columns = -(-call.size("D") // 64) * 64
+    columns = -(-call.size("D") // _COLUMNS) * _COLUMNS
     per_row = columns * bytes_per_column + bytes_per_row
     if per_row > limit:  # one row in several chunks
-        columns = (limit - bytes_per_row) // bytes_per_column // 64 * 64
+        columns = (limit - bytes_per_row) // bytes_per_column // _COLUMNS * _COLUMNS
         per_row = columns * bytes_per_column + bytes_per_row
     most = max(1, min(32, (limit // _BLOCKS_PER_SM - _STATIC_SHARED) // per_row))
     wanted = -(-call.rows // (call.device.multiprocessors * _BLOCKS_PER_SM))

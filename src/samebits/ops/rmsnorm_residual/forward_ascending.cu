@@ -3,31 +3,11 @@
 // lane i of warp 0 folds row i. Rows lie `chunk + 8` apart, so that the folding lanes read different banks.
 #include "formulas.cuh"
 
-// The chain of x*x. Squares are computed by the folding lane itself, in the shadow of the previous additions.
-__device__ __forceinline__ float fold_squares(float acc, uint4 raw) {
-  const Float8 x = widen8(raw);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) acc = add(acc, mul(x.at[e], x.at[e]));
-  return acc;
-}
-
-__device__ __forceinline__ float fold_squares(float acc, const bf16* row, int count) {  // count: a multiple of 16
-  const uint4* next = reinterpret_cast<const uint4*>(row);
-  uint4 a = next[0], b = next[1];
-  for (int done = 16; done < count; done += 16) {
-    next += 2;
-    const uint4 a2 = next[0], b2 = next[1];
-    acc = fold_squares(fold_squares(acc, a), b);
-    a = a2, b = b2;
-  }
-  return fold_squares(fold_squares(acc, a), b);
-}
-
 constexpr int PARTS = 4;  // a chunk arrives in four parts, and the fold of a part does not wait for the next
 
-extern "C" __global__ void __launch_bounds__(256)
-    forward_ascending(const bf16* x, i64 x_row, const float* gamma, bf16* y, bf16* residual, float* rstd, i64 rows,
-                              i64 size, i64 block_rows, i64 chunk, float eps) {
+extern "C" __global__ void __launch_bounds__(256, 3)
+    forward_ascending(const bf16* x, i64 x_row, const float* gamma, bf16* y, bf16* residual, float* rstd, i64 rows, i64 size,
+                      i64 block_rows, i64 chunk, float eps) {
   extern __shared__ __align__(16) bf16 held[];
   __shared__ float rstd_held[32];
   const int pitch = (int)chunk + 8, part = (int)chunk / PARTS, d_end = (int)size;
@@ -51,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256)
       if (p == 3) copies_wait<0>();
       __syncthreads();
       const int here = min(part, d_end - base - p * part);
-      if (threadIdx.x < count && here > 0) acc = fold_squares(acc, held + threadIdx.x * pitch + p * part, (here + 15) / 16 * 16);
+      if (threadIdx.x < 32 && here > 0) acc = fold<32>(acc, held + min(threadIdx.x, count - 1) * pitch + p * part, padded(here, 32));
     }
   }
   if (threadIdx.x < count) rstd[first + threadIdx.x] = rstd_held[threadIdx.x] = rstd_of(acc, d_end, eps);

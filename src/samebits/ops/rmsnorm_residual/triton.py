@@ -26,6 +26,7 @@ from samebits.runtime.triton_launch import (
     left_fold,
     load,
     pointer,
+    product,
     store,
 )
 
@@ -50,7 +51,7 @@ def _rstd(total, count, eps):  # type: ignore[no-untyped-def]
 def _norm_leg(upstream, x, rstd, total, count):  # type: ignore[no-untyped-def]
     """rstd*u - ((x*rstd^3) * total) / D, one rounding per operation."""
     cube = (rstd * rstd) * rstd
-    return rstd * upstream - tl.div_rn((x * cube) * total, count)
+    return product(rstd, upstream) - tl.div_rn((x * cube) * total, count)
 
 
 # --- ascending contract -----------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def _rstd_ascending(  # type: ignore[no-untyped-def]
     for start in tl.range(0, D, WIDTH, num_stages=STAGES):
         d = (start + tl.arange(0, WIDTH))[None, :]
         wide = load((x + row * x_row)[:, None], (row < T)[:, None], d, D, ALIGNED).to(tl.float32)
-        acc = left_fold(acc, wide * wide, ROWS, WIDTH)
+        acc = left_fold(acc, product(wide, wide), ROWS, WIDTH)
     tl.store(rstd + row, _rstd(acc, count, eps), row < T)
 
 
@@ -129,7 +130,7 @@ def _dot_ascending(  # type: ignore[no-untyped-def]
         upstream = load((grad_y + row * grad_row)[:, None], here, d, D, ALIGNED).to(tl.float32)
         upstream = upstream * load(gamma, None, d, D, ALIGNED)
         wide = load((x + row * x_row)[:, None], here, d, D, ALIGNED).to(tl.float32)
-        acc = left_fold(acc, upstream * wide, ROWS, WIDTH)
+        acc = left_fold(acc, product(upstream, wide), ROWS, WIDTH)
     tl.store(total + row, acc, row < T)
 
 
@@ -199,7 +200,7 @@ def _forward_tree512(  # type: ignore[no-untyped-def]
     acc = tl.zeros((ROWS * LANES,), tl.float32)
     for start in tl.range(0, D, LANES * 8):
         wide = load(rows, here, start + element, D, ALIGNED).to(tl.float32)
-        acc = left_fold(acc, tl.reshape(wide * wide, (ROWS * LANES, 8)), ROWS * LANES, 8)
+        acc = left_fold(acc, tl.reshape(product(wide, wide), (ROWS * LANES, 8)), ROWS * LANES, 8)
     r = _rstd(halving_tree(tl.reshape(acc, (ROWS, LANES)), ROWS, LANES), count, eps)
     tl.store(rstd + row, r, row < T)
     r = r[:, None, None]
@@ -240,7 +241,7 @@ def _grad_x_tree512(  # type: ignore[no-untyped-def]
     for start in tl.range(0, D, LANES * 8):
         d = start + element
         upstream = load(upstreams, here, d, D, ALIGNED).to(tl.float32) * load(gamma, None, d, D, ALIGNED)
-        terms = upstream * load(rows, here, d, D, ALIGNED).to(tl.float32)
+        terms = product(upstream, load(rows, here, d, D, ALIGNED).to(tl.float32))
         acc = left_fold(acc, tl.reshape(terms, (ROWS * LANES, 8)), ROWS * LANES, 8)
     summed = halving_tree(tl.reshape(acc, (ROWS, LANES)), ROWS, LANES)[:, None, None]
     r = tl.load(rstd + row * rstd_row, row < T, 0.0)[:, None, None]
@@ -284,7 +285,7 @@ def _grad_gamma(  # type: ignore[no-untyped-def]
         upstream = load((grad_y + row * grad_row)[:, None], here, d[None, :], D, ALIGNED).to(tl.float32)
         wide = load((x + row * x_row)[:, None], here, d[None, :], D, ALIGNED).to(tl.float32)
         r = tl.load(rstd + row * rstd_row, row < T, 0.0)[:, None]
-        acc = left_fold(acc, tl.trans((upstream * wide) * r), WIDTH, ROWS)
+        acc = left_fold(acc, tl.trans(product(upstream * wide, r)), WIDTH, ROWS)
     tl.store(grad_gamma + d, acc, d < D)
 
 

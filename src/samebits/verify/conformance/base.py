@@ -1,0 +1,207 @@
+"""What the conformance tests share: parametrisation from the declaration, inputs drawn once, runs, comparisons."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from samebits import registry
+from samebits.contract import OpSpec, Result
+from samebits.exact.compare import first_difference
+from samebits.operator import DTYPES, Operator
+from samebits.verify.inputs import PATTERNS
+from samebits.verify.layouts import LAYOUTS
+from samebits.verify.operators import OperatorSubject
+from samebits.verify.subject import Batch, gradients, leaf
+
+LEADS = ((), (3,), (2, 3), (1, 1, 5), (4, 1))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A backend on a device."""
+
+    backend: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.device}"
+
+
+def targets(spec: OpSpec) -> tuple[list[Target], list[Target]]:
+    """(on a CPU, on a GPU)."""
+    return [Target("reference", "cpu")], [Target(b.name, "cuda") for b in spec.backends]
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(op: str, device: str, width: int, pattern: str, dtype: str, rows: int) -> OperatorSubject:
+    """Inputs are drawn once for all contracts and backends. Every free axis has size ``width``."""
+    sizes = {axis: width for axis, _, _ in registry.spec(op).size_limits}
+    chosen = DTYPES[dtype] if dtype else None
+    return OperatorSubject(op, None, "reference", torch.device(device), chosen, rows, 0, sizes, pattern)
+
+
+def subject_for(
+    op: str, contract: str, target: Target, width: int, pattern: str, dtype: str, rows: int
+) -> OperatorSubject:
+    subject = copy.copy(_drawn(op, target.device, width, pattern, dtype, rows))
+    subject.contract, subject.backend = contract, target.backend
+    return subject
+
+
+def assert_same(left: Tensor, right: Tensor, what: str) -> None:
+    difference = first_difference(left, right, payloads=left.device.type != "cpu")
+    assert difference is None, f"{what}: {difference}"
+
+
+def assert_all_same(left: dict[str, Tensor], right: dict[str, Tensor], what: str) -> None:
+    assert left.keys() == right.keys(), what
+    for name in left:
+        assert_same(left[name], right[name], f"{what}, {name}")
+
+
+class Base:
+    op: ClassVar[str] = ""
+    width: ClassVar[int] = 136
+    """Size of the free axes in tests that are not about sizes: a whole number of vectors, and not a power of two."""
+
+    # --- parametrisation ------------------------------------------------------------------------------------------
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name in ("target", "contract", "pattern", "layout", "arg", "backward", "subset", "lead", "many"):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, list(getattr(self, f"_{name}_values")(metafunc)))
+
+    @property
+    def spec(self) -> OpSpec:
+        return registry.spec(self.op)
+
+    @property
+    def operator(self) -> Operator:
+        return registry.operator(self.op)
+
+    def _target_values(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        """On a GPU the reference is left out where it would meet itself or need a multiple of the memory."""
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
+        no_reference = "big" in marks or metafunc.function.__name__.startswith("test_bits")
+        on_cpu, on_gpu = targets(self.spec)
+        if "gpu" not in marks:
+            yield from (pytest.param(target, id=str(target)) for target in on_cpu)
+        for target in on_gpu:
+            if not (no_reference and target.backend == "reference"):
+                yield pytest.param(target, id=str(target), marks=pytest.mark.gpu)
+
+    def _contract_values(self, metafunc: pytest.Metafunc) -> list[str]:
+        return [c.name for c in self.spec.contracts]
+
+    def _pattern_values(self, metafunc: pytest.Metafunc) -> Sequence[str]:
+        return PATTERNS
+
+    def _layout_values(self, metafunc: pytest.Metafunc) -> Sequence[str]:
+        return tuple(LAYOUTS)
+
+    def _backward_values(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        yield pytest.param(False, id="forward")
+        yield pytest.param(True, id="backward")
+
+    def _arg_values(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        for backward in (False, True):
+            for arg in self.spec.direction(backward).inputs:
+                yield pytest.param((backward, arg), id=f"{'backward' if backward else 'forward'}-{arg.name}")
+
+    def _subset_values(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        for subset in itertools.product((False, True), repeat=len(self.spec.forward.inputs)):
+            names = [a.name for a, on in zip(self.spec.forward.inputs, subset, strict=True) if on]
+            yield pytest.param(subset, id="+".join(names) or "none")
+
+    def _lead_values(self, metafunc: pytest.Metafunc) -> Sequence[tuple[int, ...]]:
+        return LEADS
+
+    def _many_values(self, metafunc: pytest.Metafunc) -> Sequence[int]:
+        return (65535, 65536, 65537, 131073)
+
+    # --- tools ----------------------------------------------------------------------------------------------------
+
+    def subject(
+        self,
+        target: Target,
+        contract: str | None = None,
+        width: int | None = None,
+        pattern: str = "normal",
+        dtype: str = "",
+        rows: int = 40,
+    ) -> OperatorSubject:
+        name = self.spec.contract(contract).name
+        return subject_for(self.op, name, target, width or self.width, pattern, dtype, rows)
+
+    def upstream_dtypes(self) -> list[str]:
+        """Every dtype that some upstream gradient may have beside its first; "" is the first."""
+        return ["", *sorted({d for arg in self.spec.backward.inputs for d in arg.dtypes[1:]})]
+
+    def forward_inputs(self, subject: OperatorSubject, batch: Batch) -> list[Tensor]:
+        return [batch.tensor(arg.name) for arg in self.spec.forward.inputs]
+
+    def backward_inputs(self, subject: OperatorSubject, batch: Batch) -> list[Tensor]:
+        return subject.backward_inputs(batch, subject.forward(batch))
+
+    def inputs(self, subject: OperatorSubject, batch: Batch, backward: bool) -> list[Tensor]:
+        return self.backward_inputs(subject, batch) if backward else self.forward_inputs(subject, batch)
+
+    def run(
+        self, subject: OperatorSubject, tensors: Sequence[Tensor | None], backward: bool, **options: Any
+    ) -> dict[str, Tensor]:
+        call: Callable[..., tuple[Tensor | None, ...]] = self.operator.backward if backward else self.operator.forward
+        options = {"contract": subject.contract, "backend": subject.backend, **subject.scalars} | options
+        named = zip(self.spec.direction(backward).results, call(*tensors, **options), strict=True)
+        return {result.name: value for result, value in named if value is not None}
+
+    def public_function(self) -> Callable[..., Any]:
+        """``samebits.<op>``."""
+        return getattr(importlib.import_module(str(registry.home_of(self.op))), self.op)
+
+    def public(self) -> list[Result]:
+        return [r for r in self.spec.forward.results if not r.hidden]
+
+    def leaves(self, subject: OperatorSubject, batch: Batch) -> dict[str, Tensor]:
+        return {name: leaf(value) for name, value in (batch.rows | batch.shared).items()}
+
+    def differentiate(
+        self,
+        subject: OperatorSubject,
+        leaves: dict[str, Tensor],
+        batch: Batch,
+        upstream: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
+        """Gradients through autograd of the named results (default: all)."""
+        tensors = [leaves[arg.name] for arg in self.spec.forward.inputs]
+        results = self.run(subject, tensors, backward=False)
+        names = [r.name for r in self.public()] if upstream is None else upstream
+        return gradients(results, leaves, {n: batch.upstream[n].to(results[n].dtype) for n in names})
+
+    def _refused(
+        self,
+        subject: OperatorSubject,
+        tensors: Sequence[Any],
+        backward: bool,
+        error: type[Exception],
+        *words: str,
+        **options: Any,
+    ) -> None:
+        """The call raises, the message has every word, and no input changed."""
+        real = [t for t in tensors if isinstance(t, Tensor) and t.device.type != "meta" and t.numel() < 2**20]
+        before = [t.clone() for t in real]
+        with pytest.raises(error) as caught:
+            self.run(subject, tensors, backward, **options)
+        for word in words:
+            assert word in str(caught.value), f"{word!r} is not in {caught.value}"
+        for old, new in zip(before, real, strict=True):
+            assert_same(old, new, "an input after an error")

@@ -1,0 +1,130 @@
+"""The bits of the contract at every size; accuracy beside them; invariance."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from samebits import dispatch
+from samebits.operator import dtype_name
+from samebits.verify.check import check
+from samebits.verify.conformance.base import Base, Target, assert_all_same, assert_same
+from samebits.verify.inputs import FINITE_PATTERNS, PATTERNS
+from samebits.verify.operators import OperatorSubject
+from samebits.verify.tolerance import judge
+
+ROWS = (0, 1, 7, 16, 33, 70, 128, 129, 257, 300)
+ODD_WIDTHS = (1, 17, 63, 127, 129, 136)
+WIDE_WIDTHS = (4096, 7168)
+VERY_WIDE_WIDTHS = (8193, 16384)
+
+
+class Bits(Base):
+    def _assert_bits(
+        self, target: Target, contract: str, pattern: str, width: int, rows: Sequence[int], plans: int | None = None
+    ) -> None:
+        """Every batch size, launch plan and gradient dtype has the bits that the reference has for the largest batch."""
+        most = max(rows)
+        for dtype in self.upstream_dtypes():
+            subject = self.subject(target, contract, width, pattern, dtype, rows=most)
+            judge_of = self.subject(Target("reference", target.device), contract, width, pattern, dtype, rows=most)
+            whole = judge_of.batch(range(most))
+            saved = self.run(judge_of, self.forward_inputs(judge_of, whole), backward=False)
+            exact = self.run(judge_of, judge_of.backward_inputs(whole, saved), backward=True)
+            row_names = [r.name for r in self.spec.backward.results if r.rows]
+            for count in rows:
+                batch = subject.batch(range(count))
+                forward = self.forward_inputs(subject, batch)
+                backward = subject.backward_inputs(batch, {n: v[:count] for n, v in saved.items()})
+                summed = self.run(
+                    judge_of, backward, backward=True, wanted=[not r.rows for r in self.spec.backward.results]
+                )
+                expected = {n: exact[n][:count] for n in row_names} | summed
+                for index in range(self._plan_count(subject, forward, False)):
+                    with dispatch.force_plan(index):
+                        got = self.run(subject, forward, backward=False)
+                    assert_all_same(
+                        {n: v[:count] for n, v in saved.items()}, got, f"forward, {count} rows, plan {index}"
+                    )
+                for index in range(self._plan_count(subject, backward, True)):
+                    for grad_dtype in (torch.float32, torch.bfloat16):
+                        with dispatch.force_plan(index):
+                            got = self.run(subject, backward, backward=True, grad_dtype=grad_dtype)
+                        rounded = {n: v.to(got[n].dtype) for n, v in expected.items()}
+                        what = f"backward, {count} rows, plan {index}, {dtype_name(grad_dtype)}, upstream {dtype or 'first'}"
+                        assert_all_same(rounded, got, what)
+
+    def _plan_count(self, subject: OperatorSubject, tensors: Sequence[Tensor], backward: bool) -> int:
+        ready = self.operator.prepare(
+            backward, tensors, list(subject.scalars.values()), subject.contract, subject.backend
+        )
+        return len(self.operator.backend(ready.choice.backend).plans(ready.call))
+
+    def test_bits_of_every_batch_size(self, target: Target, contract: str, pattern: str) -> None:
+        # H1, H3, B13: a threshold in the launch must not show. D5: tails of every kind.
+        for width in ODD_WIDTHS if target.device == "cuda" else (1, 17, self.width):
+            self._assert_bits(target, contract, pattern, width, ROWS if target.device == "cuda" else (0, 1, 7, 33))
+
+    def test_bits_of_wide_rows(self, target: Target, contract: str) -> None:
+        on_gpu = target.device == "cuda"
+        for width in WIDE_WIDTHS:
+            for pattern in PATTERNS if on_gpu else ("normal",):
+                self._assert_bits(target, contract, pattern, width, ROWS if on_gpu else (1, 3))
+
+    def test_bits_of_very_wide_rows(self, target: Target, contract: str) -> None:
+        # B11: more than one block's shared memory holds.
+        for width in VERY_WIDE_WIDTHS if target.device == "cuda" else VERY_WIDE_WIDTHS[:1]:
+            self._assert_bits(target, contract, "normal", width, (1, 3))
+
+    def test_accuracy(self, target: Target, contract: str) -> None:
+        # H16, E4, E13, E17: an independent FP64 golden, random weights, awkward rows.
+        for width, pattern in itertools.product((1, 17, self.width, 1000), FINITE_PATTERNS):
+            subject = self.subject(target, contract, width, pattern)
+            batch = subject.batch(range(subject.rows))
+            for gradient in (False, True):
+                values = subject.backward(batch) if gradient else subject.forward(batch)
+                for name, golden in subject.golden(batch, gradient).items():
+                    _, excess = judge(values[name], golden, subject.tolerance(name, values[name].dtype, gradient))
+                    assert excess is None, f"{name}, width {width}, {pattern}: {excess}"
+
+    def test_check_passes(self, target: Target, contract: str) -> None:
+        report = check(
+            self.op, contract=contract, backend=target.backend, device=target.device,
+            sizes={axis: self.width for axis, _, _ in self.spec.size_limits}, rows=20 if target.device == "cpu" else 300,
+        )  # fmt: skip
+        four = {name: status for name, status in report.status().items() if name != "reference_bits"}
+        assert set(four.values()) == {"pass"}, report.checks
+        assert report.check("reference_bits").status == ("n/a" if target.backend == "reference" else "pass"), (
+            report.checks
+        )
+
+    def test_special_rows_leave_their_neighbours_alone(self, target: Target, contract: str) -> None:
+        # E6, E9, E10: rows of zeros, NaN, infinities beside ordinary rows.
+        ordinary = self.subject(target, contract)
+        batch = ordinary.batch(range(ordinary.rows))
+        expected = ordinary.forward(batch), ordinary.backward(batch)
+        for pattern in PATTERNS:
+            subject = self.subject(target, contract, pattern=pattern)
+            mixed = subject.batch(range(subject.rows))
+            for gradient, got in enumerate((subject.forward(mixed), subject.backward(mixed))):
+                for name, value in got.items():
+                    if subject.is_row(name, bool(gradient)):
+                        assert_same(expected[gradient][name][1::2], value[1::2], f"{name} beside {pattern} rows")
+
+    def test_very_many_rows(self, target: Target, many: int) -> None:
+        # B9, B5: launch-grid limits and scratch sizes.
+        if target.device == "cpu" and many != 65537:
+            many = 300  # one large size is enough for the reference
+        subject = self.subject(target, width=8, rows=257)
+        base = subject.batch(range(257))
+        batch = subject.batch([t % 257 for t in range(many)])
+        index = torch.tensor(batch.ids, device=subject.device)
+        for gradient in (False, True):
+            small = subject.backward(base) if gradient else subject.forward(base)
+            large = subject.backward(batch) if gradient else subject.forward(batch)
+            for name, value in large.items():
+                if subject.is_row(name, gradient):
+                    assert_same(small[name][index], value, f"{name} of {many} rows")

@@ -1,0 +1,141 @@
+"""From the arguments of a check to a subject, and back to the command line that repeats it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from samebits import registry
+from samebits.operator import dtype_name
+from samebits.verify import callables
+from samebits.verify.callables import CallableSubject
+from samebits.verify.operators import CandidateSubject, OperatorSubject
+from samebits.verify.subject import Subject, UsageError, first_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """From the arguments of :func:`check` to a subject, and back to a command line."""
+
+    candidate: str | Callable[..., Any]
+    against: str | Callable[..., Any] | None
+    contract: str | None
+    backend: str | None
+    device: torch.device
+    dtype: torch.dtype | None
+    rows: int
+    seed: int
+    sizes: Mapping[str, int] | None
+    shapes: tuple[str, ...]
+
+    def subject(self) -> tuple[Subject, dict[str, Any]]:
+        operators = [t for t in (self.candidate, self.against) if isinstance(t, str) and t in registry.names()]
+        if not operators:
+            return self._callable()
+        if len(operators) == 2:
+            raise UsageError("an operator is judged by its own golden; --against takes a callable here")
+        if self.shapes:
+            raise UsageError(f"{operators[0]} declares its inputs; use sizes (e.g. D=4096) instead of shapes")
+        options: dict[str, Any] = {
+            "name": operators[0],
+            "contract": self.contract,
+            "backend": self.backend,
+            "device": self.device,
+            "dtype": self.dtype,
+            "rows": self.rows,
+            "seed": self.seed,
+            "sizes": self.sizes,
+        }
+        target = self.against if self.candidate == operators[0] else self.candidate
+        subject: OperatorSubject
+        try:
+            if target is None:
+                subject = OperatorSubject(**options)
+            else:
+                if self.backend is not None:
+                    raise UsageError(
+                        f"backend={self.backend!r} chooses among ours, but the candidate is {_title(target)}"
+                    )
+                function = callables.resolve(target)[0] if isinstance(target, str) else target
+                subject = CandidateSubject(function, _title(target), self.contract is not None, **options)
+            chosen = subject.chosen_backend()
+        except UsageError:
+            raise
+        except ValueError as error:
+            raise UsageError(first_line(error)) from error
+        return subject, self._recorded(contract=subject.contract, backend=chosen, sizes=subject.sizes)
+
+    def _callable(self) -> tuple[Subject, dict[str, Any]]:
+        for name, value in (("contract", self.contract), ("backend", self.backend)):
+            if value is not None:
+                raise UsageError(
+                    f"{name}={value!r}: {_title(self.candidate)} is no samebits operator ({', '.join(registry.names())})"
+                )
+        function, module = (self.candidate, None) if callable(self.candidate) else callables.resolve(self.candidate)
+        dtype = self.dtype or torch.float32
+        known = callables.canonical_name(function)
+        hook = getattr(module, callables.INPUT_HOOK, None)
+        title = known or _title(self.candidate)
+        call, sizes = None, dict(self.sizes or {})
+        if self.shapes:
+            arguments = callables.drawn_arguments(
+                callables.parse_shapes(self.shapes), {}, title, self.rows, self.seed, self.device, dtype
+            )
+        elif hook is not None:
+            arguments, call = callables.hooked_arguments(hook, self.rows, self.seed, self.device, dtype)
+        elif known is not None:
+            signature = callables.KNOWN[known]
+            extra = set(sizes) - set(signature.sizes)
+            if extra:
+                raise UsageError(f"{title} has no axis {sorted(extra)[0]!r}; its axes: {', '.join(signature.sizes)}")
+            sizes, call = dict(signature.sizes) | sizes, signature.call
+            arguments = callables.drawn_arguments(
+                signature.shapes, sizes, title, self.rows, self.seed, self.device, dtype
+            )
+        else:
+            raise UsageError(
+                f"samebits does not know the inputs of {title}: give their shapes (--shape T,64 --shape 64,64; T marks the rows), "
+                f"or define {callables.INPUT_HOOK}(rows, seed, device, dtype) -> (args, row_args) beside it. "
+                f"Known without help: {', '.join(callables.KNOWN)}"
+            )
+        judge_function = None
+        if self.against is not None:
+            judge_function = self.against if callable(self.against) else callables.resolve(self.against)[0]
+        subject = CallableSubject(
+            function, title, arguments, self.rows, self.seed, self.device, call,
+            judge_function, _title(self.against) if self.against is not None else "",
+        )  # fmt: skip
+        return subject, self._recorded(dtype=dtype_name(dtype), sizes=sizes, shapes=list(self.shapes))
+
+    def _recorded(self, **found: Any) -> dict[str, Any]:
+        dtype = None if self.dtype is None else dtype_name(self.dtype)
+        return {"device": str(self.device), "dtype": dtype, "rows": self.rows, "seed": self.seed} | found
+
+    def command(self) -> list[str]:
+        """The command line that repeats this check, all but its axis."""
+        parts = ["samebits", "check", _title(self.candidate)]
+        for flag, value in (
+            ("--against", None if self.against is None else _title(self.against)),
+            ("--contract", self.contract),
+            ("--backend", self.backend),
+            ("--dtype", None if self.dtype is None else dtype_name(self.dtype)),
+            ("--device", str(self.device)),
+            ("--rows", str(self.rows)),
+            ("--seed", str(self.seed)),
+        ):
+            if value is not None:
+                parts += [flag, value]
+        for axis, size in (self.sizes or {}).items():
+            parts += ["--size", f"{axis}={size}"]
+        for shape in self.shapes:
+            parts += ["--shape", shape]
+        return parts
+
+
+def _title(target: str | Callable[..., Any]) -> str:
+    if isinstance(target, str):
+        return target
+    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
