@@ -47,7 +47,9 @@ def test_layer_holds_and_every_difference_is_explained(prompt):
 def test_what_the_class_does_with_dtypes(prompt):
     found = {finding.question: finding.answer for finding in prompt.findings}
     rounds_first = known.norm_rounds_before_weight()
-    assert found["What does a norm with FP32 weight return for a BF16 input?"] == ("float32" if rounds_first else "bfloat16")
+    assert found["What does a norm with FP32 weight return for a BF16 input?"] == (
+        "float32" if rounds_first else "bfloat16"
+    )
     assert found["Does the BF16 layer run as loaded?"].startswith("no: self_attn.q_a_proj:" if rounds_first else "yes")
 
 

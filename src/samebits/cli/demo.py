@@ -92,7 +92,11 @@ def _checks(run: _Run) -> list[dict[str, Any]]:
     run.console.print(f"\n[bold]And {SHOWN_TO_FAIL}, which promises nothing of the kind:[/bold]")
     show(example, run.console)
     varies = example.check("forward_invariance").status == "fail"
-    said = "its rows depend on the batch, as shown above" if varies else "did not vary on this machine, which proves nothing"
+    said = (
+        "its rows depend on the batch, as shown above"
+        if varies
+        else "did not vary on this machine, which proves nothing"
+    )
     run.say(True, f"{SHOWN_TO_FAIL} for comparison: {said}")
     ours = [report.to_json() for report in found]
     run.write("check.json", ours)

@@ -2,9 +2,8 @@
 //
 // A dependent addition takes 4 cycles, so a chain of n terms takes 4n cycles and nothing can shorten it. Everything else is
 // arranged so that the folding lane never waits for anything but its own previous addition: other warps compute the terms and
-// put them into shared memory, and a block of terms is on its way to registers while the block before it is added. The
-// __syncwarp keeps the compiler from moving those loads to where they are used; a whole warp must therefore fold together,
-// and lanes without a chain of their own read along with another's (which costs nothing).
+// put them into shared memory, and a block of terms is on its way to registers while the block before it is added. Lanes
+// without a chain stay out: reading along with another lane would cost shared-memory cycles of its own.
 #pragma once
 #include "vectors.cuh"
 
@@ -62,12 +61,10 @@ __device__ __forceinline__ float fold(float acc, const T* elements, int count) {
   for (int done = N;; done += N) {
     if (done >= count) return fold_block(acc, even);
     const auto odd = next_block<N>(elements + done);
-    __syncwarp();
     acc = fold_block(acc, even);
     done += N;
     if (done >= count) return fold_block(acc, odd);
     even = next_block<N>(elements + done);
-    __syncwarp();
     acc = fold_block(acc, odd);
   }
 }

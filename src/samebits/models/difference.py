@@ -59,7 +59,9 @@ def difference(name: str, ours: Tensor, theirs: Tensor) -> Difference:
     """Compare two tensors that should have been the same."""
     shape, dtype = tuple(ours.shape), str(ours.dtype).removeprefix("torch.")
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-        note = f"{dtype} {shape} cannot be compared with {str(theirs.dtype).removeprefix('torch.')} {tuple(theirs.shape)}"
+        note = (
+            f"{dtype} {shape} cannot be compared with {str(theirs.dtype).removeprefix('torch.')} {tuple(theirs.shape)}"
+        )
         return Difference(name, shape, dtype, ours.numel(), max(ours.numel(), 1), note=note)
     found = first_difference(ours, theirs)
     if found is None:

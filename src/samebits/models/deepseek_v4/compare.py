@@ -134,7 +134,9 @@ def compare(
     restored = [d.name for d in _differences(again, theirs) if not d.same]
     missed = [name for site in SITES for name in site if chained_calls.get(name) != 1]
     touched = [d.name for d in isolated if not d.same and d.name.endswith((".post", ".comb"))]
-    varying = [f"{c.module}.{c.boundary} given {c.given}: {c.varying} rows" for c in row_checks if c.must_hold and c.varying]
+    varying = [
+        f"{c.module}.{c.boundary} given {c.given}: {c.varying} rows" for c in row_checks if c.must_hold and c.varying
+    ]
     checks = (
         Check("every replaced module ran once", not missed, ", ".join(missed)),
         Check("the unpatched bits are back after the patch", not restored, ", ".join(restored)),

@@ -11,7 +11,9 @@ from samebits.models.deepseek_v4.rows import FROM_STREAMS
 
 
 def show(comparison: LayerComparison, console: Console) -> None:
-    console.print(f"[bold]{escape(comparison.title)}[/bold], transformers {comparison.transformers}, {comparison.device}")
+    console.print(
+        f"[bold]{escape(comparison.title)}[/bold], transformers {comparison.transformers}, {comparison.device}"
+    )
     first = comparison.first
     console.print(f"  first difference: {escape(str(first)) if first else 'none, every boundary has the same bits'}")
     last = comparison.chained[-1]

@@ -1,4 +1,4 @@
-// Contract "ascending": one block per token. Warp 0 folds, lane i the stream i mod 4; the other PRODUCERS threads load a
+// Contract "ascending": one block per token. Warp 0 folds, lane i the stream i; the other PRODUCERS threads load a
 // chunk ahead, write grad_residual and put the products of the next chunk into shared memory, double-buffered. A thread
 // takes four columns at a time, so that the FP32 accesses of a warp are contiguous.
 #include "fold.cuh"
@@ -29,13 +29,13 @@ extern "C" __global__ void __launch_bounds__(32 + PRODUCERS)
   const int chunks = (u.size + CHUNK - 1) / CHUNK;
 
   if (threadIdx.x < 32) {
-    const int stream = threadIdx.x % H;
+    const int stream = threadIdx.x;
     float acc = 0.0f;
     for (int k = 0; k < chunks; ++k) {
       __syncthreads();  // the products of chunk k are complete
-      acc = fold<32>(acc, terms[k % 2][stream], min(CHUNK, padded(u.size - k * CHUNK, 32)));
+      if (stream < H) acc = fold<16>(acc, terms[k % 2][stream], min(CHUNK, padded(u.size - k * CHUNK, 16)));
     }
-    if (threadIdx.x < H) grad_pre[token * H + stream] = acc;
+    if (stream < H) grad_pre[token * H + stream] = acc;
     return;
   }
 

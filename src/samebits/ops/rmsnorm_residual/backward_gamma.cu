@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(32 + PRODUCERS)
     for (i64 k = 0; k < tiles; ++k) {
       __syncthreads();  // the terms of tile k are complete
       const int count = (int)min((i64)TILE, rows - k * TILE);
-      acc = fold<32>(acc, terms + (k % 2 * COLUMNS + threadIdx.x) * TILE_PITCH, padded(count, 32));
+      acc = fold<16>(acc, terms + (k % 2 * COLUMNS + threadIdx.x) * TILE_PITCH, padded(count, 16));
     }
     const int d = column0 + threadIdx.x;
     if (d < d_end) dgamma[d] = acc;

@@ -5,7 +5,7 @@
 
 constexpr int TERMS = 256;
 constexpr int TERMS_PITCH = TERMS + 4;  // the folding lanes read different banks
-constexpr int GROUP = 2;                // rows whose loads are in flight together in the output pass
+constexpr int GROUP = 4;                // rows whose loads are in flight together in the output pass
 
 extern "C" __global__ void __launch_bounds__(256, 3)
     backward_x_ascending(const bf16* dy, i64 dy_row, const bf16* skip, i64 skip_row, const bf16* x, i64 x_row, const float* gamma,
@@ -31,22 +31,20 @@ extern "C" __global__ void __launch_bounds__(256, 3)
         if (HAS_RESIDUAL && base + c < d_end) prefetch_l2(skip + (first + row) * skip_row + base + c);  // needed after the fold
       }
     copies_commit();
-    Float8 g_next = load<VEC, 8>(gamma, threadIdx.x >= 32 ? base + column : d_end, d_end);
     copies_wait<0>();
     __syncthreads();
     for (int k = 0; k <= tiles; ++k) {
       if (threadIdx.x >= 32 && k < tiles) {
         const int d = k * TERMS + column;
-        const Float8 g = g_next;
-        g_next = load<VEC, 8>(gamma, base + d + TERMS, d_end);
+        const Float8 g = load<VEC, 8>(gamma, base + d, d_end);
         for (int row = producer / (TERMS / 8); row < count && d < chunk; row += producers / (TERMS / 8))
           store<8, 8>(terms + (k % 2 * (int)block_rows + row) * TERMS_PITCH + column, 0, 8,
                       inner_terms(*reinterpret_cast<const uint4*>(dy_held + row * pitch + d),
                                   *reinterpret_cast<const uint4*>(x_held + row * pitch + d), g));
       }
-      if (threadIdx.x < 32 && k > 0)
-        acc = fold<16>(acc, terms + ((k - 1) % 2 * (int)block_rows + min(threadIdx.x, count - 1)) * TERMS_PITCH,
-                   padded(min(TERMS, here - (k - 1) * TERMS), 16));
+      if (threadIdx.x < count && k > 0)
+        acc = fold<16>(acc, terms + ((k - 1) % 2 * (int)block_rows + threadIdx.x) * TERMS_PITCH,
+                       padded(min(TERMS, here - (k - 1) * TERMS), 16));
       __syncthreads();
     }
   }

@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(256, 3)
       if (p == 3) copies_wait<0>();
       __syncthreads();
       const int here = min(part, d_end - base - p * part);
-      if (threadIdx.x < 32 && here > 0) acc = fold<32>(acc, held + min(threadIdx.x, count - 1) * pitch + p * part, padded(here, 32));
+      if (threadIdx.x < count && here > 0)
+        acc = fold<32>(acc, held + threadIdx.x * pitch + p * part, padded(here, 32));
     }
   }
   if (threadIdx.x < count) rstd[first + threadIdx.x] = rstd_held[threadIdx.x] = rstd_of(acc, d_end, eps);
