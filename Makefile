@@ -17,6 +17,7 @@ test: lint
 
 lint: $(READY)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 # A GPU machine brings its own torch, and its driver decides which; a second torch beside it would be the wrong one.

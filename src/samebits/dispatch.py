@@ -128,7 +128,8 @@ def refusal(spec: OpSpec, backend: str, device: DeviceInfo, installed: dict[str,
         if device.kind != "cuda":
             return f"backend {backend!r} needs a CUDA tensor; the inputs are on {device.kind!r}"
         if device.arch < declared.min_arch:
-            return f"backend {backend!r} needs compute capability {declared.min_arch / 10} or later; this GPU has {device.arch / 10}"
+            least, here = declared.min_arch / 10, device.arch / 10
+            return f"backend {backend!r} needs compute capability {least} or later; this GPU has {here}"
     missing = installed.get(backend)
     if missing is not None:
         return f"backend {backend!r} is not usable here: {missing}"

@@ -95,7 +95,9 @@ class Operator:
         """The explicit backward. Row gradients have ``grad_dtype`` where the contract leaves it open; unwanted ones are None."""
         self._need_tensors(self.spec.backward.inputs, tensors)
         if grad_dtype not in (torch.float32, torch.bfloat16):
-            raise TypeError(f"{self.name}_backward: grad_dtype must be torch.float32 or torch.bfloat16, not {grad_dtype}")
+            raise TypeError(
+                f"{self.name}_backward: grad_dtype must be torch.float32 or torch.bfloat16, not {grad_dtype}"
+            )
         mask = [True] * len(self.spec.backward.results) if wanted is None else list(wanted)
         name = self.spec.contract(contract).name
         results = _tuple(
@@ -138,11 +140,7 @@ class Operator:
             inputs[arg.name] = view
             layouts.append((arg.name, _layout(view)))
         assert first is not None
-        wanted = tuple(
-            result.name
-            for index, result in enumerate(direction.results)
-            if mask is None or mask[index]
-        )
+        wanted = tuple(result.name for index, result in enumerate(direction.results) if mask is None or mask[index])
         info = devices.info(first.device)
         call = Call(
             op=self.name,
@@ -182,7 +180,9 @@ class Operator:
                     results[result.name].zero_()
         elif ready.call.wanted:
             rows = {
-                r.name: results[r.name].view(-1, *results[r.name].shape[len(ready.shapes.lead) :]) if r.rows else results[r.name]
+                r.name: results[r.name].view(-1, *results[r.name].shape[len(ready.shapes.lead) :])
+                if r.rows
+                else results[r.name]
                 for r in direction.results
                 if r.name in ready.call.wanted
             }
@@ -203,13 +203,17 @@ class Operator:
         if ready.copies:
             notices.append(f"copied to a dense layout: {', '.join(ready.copies)}")
         if asked is None and dispatch.slower_than_preferred(ready.choice, ready.call):
-            notices.append(f"running on the slower backend {ready.choice.backend!r}: {'; '.join(ready.choice.rejected)}")
+            notices.append(
+                f"running on the slower backend {ready.choice.backend!r}: {'; '.join(ready.choice.rejected)}"
+            )
         for notice in notices:
             if level == "strict":
                 raise UnsupportedError(f"{self.name}: policy 'strict' forbids this call; {notice}")
             if notice not in self._told:
                 self._told.add(notice)
-                warnings.warn(f"samebits.{self.name}: {notice} (said once; samebits.policy('strict') refuses it)", stacklevel=2)
+                warnings.warn(
+                    f"samebits.{self.name}: {notice} (said once; samebits.policy('strict') refuses it)", stacklevel=2
+                )
 
     # --- torch registration ---------------------------------------------------------------------------------------
 
@@ -283,7 +287,9 @@ class Operator:
 
     def _need_tensors(self, args: tuple[TensorArg, ...], tensors: tuple[Any, ...]) -> None:
         if len(tensors) != len(args):
-            raise TypeError(f"{self.name}: expected {len(args)} tensors ({', '.join(a.name for a in args)}), got {len(tensors)}")
+            raise TypeError(
+                f"{self.name}: expected {len(args)} tensors ({', '.join(a.name for a in args)}), got {len(tensors)}"
+            )
         for arg, tensor in zip(args, tensors, strict=True):
             if tensor is None and arg.optional:
                 continue
@@ -361,13 +367,16 @@ def check(
         split = tensor.dim() - count
         for axis, size in zip(arg.axes, tensor.shape[split:], strict=True):
             if axis in fixed and size != fixed[axis]:
-                raise ValueError(
-                    f"{title}: {arg.name} has shape {tuple(tensor.shape)}, expected {form}: {axis} must be {fixed[axis]}, got {size}"
-                )
+                wrong = f"{axis} must be {fixed[axis]}, got {size}"
+                raise ValueError(f"{title}: {arg.name} has shape {tuple(tensor.shape)}, expected {form}: {wrong}")
             if axis in limits and not limits[axis][0] <= size <= limits[axis][1]:
-                raise ValueError(f"{title}: {arg.name}: {axis} = {size} is outside {limits[axis][0]} .. {limits[axis][1]}")
+                raise ValueError(
+                    f"{title}: {arg.name}: {axis} = {size} is outside {limits[axis][0]} .. {limits[axis][1]}"
+                )
             if axis in sizes and size != sizes[axis]:
-                raise ValueError(f"{title}: {arg.name} has {axis} = {size}, but {owner[axis]} has {axis} = {sizes[axis]}")
+                raise ValueError(
+                    f"{title}: {arg.name} has {axis} = {size}, but {owner[axis]} has {axis} = {sizes[axis]}"
+                )
             sizes[axis] = size
             owner.setdefault(axis, arg.name)
         if arg.rows:
@@ -379,10 +388,14 @@ def check(
         if device is None:
             device = tensor.device
         elif tensor.device != device:
-            raise ValueError(f"{title}: {arg.name} is on {tensor.device}, but {direction.inputs[0].name} is on {device}")
+            raise ValueError(
+                f"{title}: {arg.name} is on {tensor.device}, but {direction.inputs[0].name} is on {device}"
+            )
     for scalar, value in zip(spec.scalars, scalars, strict=True):
         if not (math.isfinite(value) and value >= scalar.minimum):
-            raise ValueError(f"{title}: {scalar.name} = {value} must be finite and at least {scalar.minimum:g}, {scalar.why}")
+            raise ValueError(
+                f"{title}: {scalar.name} = {value} must be finite and at least {scalar.minimum:g}, {scalar.why}"
+            )
     assert lead is not None
     return Shapes(lead, sizes)
 
@@ -454,7 +467,8 @@ def _autograd_function(op: Operator) -> type[torch.autograd.Function]:
         known: dict[str, Tensor | None] = dict(zip(saved, ctx.saved_tensors, strict=True))
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"{spec.name}: double backward (create_graph=True) is not supported; a partial second derivative would be silently wrong"
+                f"{spec.name}: double backward (create_graph=True) is not supported; "
+                "a partial second derivative would be silently wrong"
             )
         grads = {f"grad_{name}": grad for name, grad in zip(forward_results, upstream, strict=True)}
         tensors: list[Tensor | None] = []
@@ -480,9 +494,7 @@ def _autograd_function(op: Operator) -> type[torch.autograd.Function]:
         return (*(by_name.get(name) for name in forward_inputs), *([None] * len(ctx.rest)))
 
     def ctx_shape(declared: Result, known: dict[str, Tensor | None]) -> tuple[int, ...]:
-        rows = next(
-            (known[a.name], a) for a in spec.forward.inputs if a.rows and known.get(a.name) is not None
-        )
+        rows = next((known[a.name], a) for a in spec.forward.inputs if a.rows and known.get(a.name) is not None)
         tensor, arg = rows
         assert tensor is not None
         sizes = dict(spec.fixed_sizes)

@@ -78,7 +78,9 @@ def _loaded(kernel: CudaKernel, device: int, shared: int) -> Any:
         loaded = cuda.core.ObjectCode.from_cubin(code, name=kernel.entry).get_kernel(kernel.entry)
         if shared:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            (status,) = driver.cuKernelSetAttribute(attribute, shared, driver.CUkernel(int(loaded.handle)), driver.CUdevice(device))
+            (status,) = driver.cuKernelSetAttribute(
+                attribute, shared, driver.CUkernel(int(loaded.handle)), driver.CUdevice(device)
+            )
             if int(status) != 0:
                 raise RuntimeError(f"{kernel.name}: {shared} bytes of shared memory were refused: {status}")
     return loaded
@@ -90,7 +92,7 @@ def _allowed_under_capture() -> Iterator[None]:
     from cuda.bindings import driver
 
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    status, previous = driver.cuThreadExchangeStreamCaptureMode(mode)
+    _, previous = driver.cuThreadExchangeStreamCaptureMode(mode)
     try:
         yield
     finally:

@@ -53,7 +53,9 @@ def options(kernel: CudaKernel, arch: str) -> tuple[str, ...]:
 def refuse_relaxed(chosen: tuple[str, ...]) -> None:
     for option in chosen:
         if any(word in option for word in _RELAXED):
-            raise ValueError(f"option {option!r} relaxes the arithmetic; samebits kernels are only built with exact options")
+            raise ValueError(
+                f"option {option!r} relaxes the arithmetic; samebits kernels are only built with exact options"
+            )
 
 
 @functools.cache

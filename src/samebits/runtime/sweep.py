@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 from samebits.audit.build import Build
@@ -21,13 +22,15 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
     """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes and an odd one."""
     tuned = dict(spec.tuned)
     axes = [axis for axis, _, _ in spec.size_limits]
-    sizes = [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*((*tuned.get(a, ()), ODD) for a in axes))]
+    sizes = [
+        dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*((*tuned.get(a, ()), ODD) for a in axes))
+    ]
     for contract, backward, size, count in itertools.product(spec.contracts, (False, True), sizes, rows):
         full = size | dict(spec.fixed_sizes)
         direction = spec.direction(backward)
         names = [r.name for r in direction.results]
         subsets = _subsets(names) if backward else [tuple(names)]
-        absent = _subsets([a.name for a in direction.inputs if a.optional]) + [()]
+        absent = [*_subsets([a.name for a in direction.inputs if a.optional]), ()]
         dtypes = itertools.product(*([(a, d) for d in a.dtypes] for a in direction.inputs))
         open_dtype = any(r.dtype == "grad" for r in direction.results)
         for given, missing, wanted, grad_dtype, aligned in itertools.product(
@@ -36,19 +39,17 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
             layouts = tuple(
                 (arg.name, dense_layout(arg, dtype, full, aligned)) for arg, dtype in given if arg.name not in missing
             )
-            yield Call(spec.name, backward, contract.name, count, tuple(full.items()), layouts, wanted, grad_dtype, device)
+            yield Call(
+                spec.name, backward, contract.name, count, tuple(full.items()), layouts, wanted, grad_dtype, device
+            )
 
 
 def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: bool = True) -> Layout:
     """The layout of a contiguous input. ``aligned`` is what its base address allows; odd rows take it away again."""
-    strides: list[int] = []
-    for axis in reversed(arg.axes):
-        strides.insert(0, 1 if not strides else strides[0] * inner)
-        inner = sizes[axis]
-    if arg.rows:
-        strides.insert(0, strides[0] * inner if strides else 1)
-    outer = strides[:-1] if arg.axes else strides
-    return Layout(dtype, tuple(strides), aligned and all(s * _BYTES[dtype] % 16 == 0 for s in outer))
+    inner = [sizes[axis] for axis in arg.axes]
+    first = 0 if arg.rows else 1
+    strides = [math.prod(inner[i:]) for i in range(first, len(inner) + 1)]
+    return Layout(dtype, tuple(strides), aligned and all(s * _BYTES[dtype] % 16 == 0 for s in strides[:-1]))
 
 
 def _subsets(names: list[str]) -> list[tuple[str, ...]]:

@@ -114,9 +114,7 @@ def _tile(rows, here, d, D, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-d
 def product(a, b):  # type: ignore[no-untyped-def]
     """a * b, rounded, where an addition follows. Plain ``*`` may become a packed ``mul.rn.f32x2`` on Blackwell, which
     ptxas contracts with a packed addition even though both say ``.rn``; what is written as text stays scalar."""
-    return tl.inline_asm_elementwise(
-        "mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1
-    )
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------

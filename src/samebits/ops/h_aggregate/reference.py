@@ -30,7 +30,9 @@ def plans(call: Call) -> tuple[None, ...]:
     return (None,)
 
 
-def run(call: Call, plan: None, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]) -> None:
+def run(
+    call: Call, plan: None, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]
+) -> None:
     if not call.backward:
         results["hidden"].copy_(forward(inputs["pre"], inputs["residual"]))
         return

@@ -86,9 +86,7 @@ def _backward_x(call: Call) -> list[Launch]:
     }
     if call.contract == "tree512":
         return _tree(call, "backward_x_tree512", choices)
-    return _ascending(
-        call, "backward_x_ascending", choices, 256, bytes_per_column=4, bytes_per_row=32 + _TERMS_BYTES
-    )
+    return _ascending(call, "backward_x_ascending", choices, 256, bytes_per_column=4, bytes_per_row=32 + _TERMS_BYTES)
 
 
 def _ascending(
@@ -116,9 +114,7 @@ def _tree(call: Call, entry: str, choices: dict[str, int]) -> list[Launch]:
     """Threads per row: many when rows are few, so that a row is read in one round; else just enough to hold a row."""
     vectors = -(-call.size("D") // 8)
     few = call.rows <= 2 * call.device.multiprocessors
-    order = (512, 128, 32) if few else (128, 32, 512)
-    if vectors <= 64:
-        order = (32, 128)
+    order = [32, 128] if vectors <= 64 else [512, 128, 32] if few else [128, 32, 512]
     launches = []
     for lanes in order:
         hold = -(-vectors // lanes)
@@ -136,7 +132,9 @@ def _backward_gamma(call: Call) -> list[Launch]:
     grid = -(-call.size("D") // 32)
     small, large = (128, 3), (256, 4)
     fits = _gamma_bytes(*large) + _STATIC_SHARED <= call.device.shared_bytes
-    order = (large, small) if fits and grid <= call.device.multiprocessors else (small, large) if fits else (small, (64, 3))
+    order = (
+        (large, small) if fits and grid <= call.device.multiprocessors else (small, large) if fits else (small, (64, 3))
+    )
     return [
         Launch(_kernel("backward_gamma", {"VEC": vec, "TILE": t, "STAGES": s}), grid, 32 + 2 * t, _gamma_bytes(t, s))
         for t, s in order

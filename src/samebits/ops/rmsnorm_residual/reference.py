@@ -50,7 +50,9 @@ def plans(call: Call) -> tuple[None, ...]:
     return (None,)
 
 
-def run(call: Call, plan: None, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]) -> None:
+def run(
+    call: Call, plan: None, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]
+) -> None:
     x, gamma = inputs["x"], inputs["gamma"]
     if not call.backward:
         y, rstd = forward(x, gamma, scalars["eps"], call.contract)

@@ -14,7 +14,9 @@ _TREE512 = (
     "ascending d; then the halving tree 256, 128, 64, 32, 16, 8, 4, 2, 1 over the partials (p[u] + p[u + half])"
 )
 _OVER_ROWS = Reduction(
-    "grad_gamma", "T", "left fold from +0 over ascending rows of fl(fl(grad_y * x) * rstd): depends on the order of the rows"
+    "grad_gamma",
+    "T",
+    "left fold from +0 over ascending rows of fl(fl(grad_y * x) * rstd): depends on the order of the rows",
 )
 _RSQRT = ("rsqrt.approx.f32",)
 
@@ -35,7 +37,13 @@ SPEC = OpSpec(
     backward=Pass(
         inputs=(
             TensorArg("grad_y", ("D",), ("bfloat16",), doc="upstream gradient of y"),
-            TensorArg("grad_residual", ("D",), ("bfloat16",), optional=True, doc="upstream gradient of the copy; absent means zeros"),
+            TensorArg(
+                "grad_residual",
+                ("D",),
+                ("bfloat16",),
+                optional=True,
+                doc="upstream gradient of the copy; absent: zeros",
+            ),
             TensorArg("x", ("D",), ("bfloat16",)),
             TensorArg("gamma", ("D",), ("float32",), rows=False, sample="weight"),
             TensorArg("rstd", (), ("float32",), doc="as the forward pass returned it; never recomputed"),
