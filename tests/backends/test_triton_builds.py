@@ -1,4 +1,4 @@
-"""Every Triton kernel, compiled for three architectures without a GPU: what its PTX may and must not contain."""
+"""Every Triton kernel, compiled without a GPU: what its PTX must contain. What it may not contain is the audit's business."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from samebits.audit.build import Build
 from samebits.runtime import triton_build, triton_launch
 
 OPERATORS = ("h_aggregate", "rmsnorm_residual")
-ARCHES = (80, 90, 100)
-ROUNDED = re.compile(r"(add|sub|mul|div)\.rn\.f32(x2)?")
 
 
 def builds(operator: str) -> tuple[Build, ...]:
@@ -25,32 +23,11 @@ def builds(operator: str) -> tuple[Build, ...]:
     return made
 
 
-CASES = [
-    pytest.param(build, arch, id=f"{build.label}-sm{arch}")
-    for operator in OPERATORS
-    for build in builds(operator)
-    for arch in ARCHES
-]
-
-
 @functools.cache
 def opcodes(kernel: Any, arch: int) -> collections.Counter[str]:
     """PTX instructions by full name, predicates stripped."""
     ptx = triton_build.compile_kernel(kernel, arch)["ptx"]
     return collections.Counter(re.findall(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)\s", ptx, re.MULTILINE))
-
-
-@pytest.mark.parametrize(("build", "arch"), CASES)
-def test_arithmetic_is_what_the_contract_says(build: Build, arch: int) -> None:
-    found = opcodes(build.kernel, arch)
-    for name in found:
-        assert ".ftz" not in name, name
-        assert not name.startswith(("fma.", "mad.f", "atom", "red.")), name
-        if re.match(r"(add|sub|mul|div|fma|mad)\..*f(16|32|64)", name):
-            assert ROUNDED.fullmatch(name), f"{name}: rounding not stated, so ptxas may contract it"
-        if ".approx" in name:
-            assert name == "rsqrt.approx.f32"
-    assert found, "the pattern found no instructions"
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -87,10 +64,6 @@ def test_aligned_rows_are_read_sixteen_bytes_at_a_time() -> None:
             assert not found["ld.global.b16"] and not found["st.global.b16"], build.label
 
 
-def test_fusion_is_off_because_it_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: the same kernel with Triton's default contracts, and the rule above sees it."""
-    build = next(b for b in builds("rmsnorm_residual") if b.kernel.name.startswith("_rstd_ascending"))
-    monkeypatch.setattr(triton_build, "OPTIONS", {"enable_fp_fusion": True})
-    found = opcodes.__wrapped__(build.kernel, 90)
-    assert any(name.startswith("fma.") for name in found)
-    assert triton_launch.OPTIONS == {"enable_fp_fusion": False}
+def test_every_launch_and_every_build_forbids_fusion() -> None:
+    assert triton_build.OPTIONS == {"enable_fp_fusion": False}
+    assert triton_launch.OPTIONS is triton_build.OPTIONS

@@ -20,7 +20,8 @@ from samebits.runtime.sweep import cuda_builds
 
 _STATIC_SHARED = 1024
 """Room for the kernels' static arrays and what the driver keeps per block."""
-_BLOCKS_PER_SM = 3
+_FORWARD, _BACKWARD = (256, 3), (128, 6)
+"""Threads of an ascending block, and how many blocks share a multiprocessor: while some fold, others load and store."""
 _COLUMNS = 128
 """A row in shared memory is padded to this: four parts that are each a multiple of the 32 terms a fold reads ahead."""
 _TERMS_BYTES = 2 * (256 + 4) * 4
@@ -75,7 +76,7 @@ def _forward(call: Call) -> list[Launch]:
     vec = {"VEC": _vec(call, "x", "gamma")}
     if call.contract == "tree512":
         return _tree(call, "forward_tree512", vec)
-    return _ascending(call, "forward_ascending", vec, 256, bytes_per_column=2, bytes_per_row=16)
+    return _ascending(call, "forward_ascending", vec, _FORWARD, bytes_per_column=2, bytes_per_row=16)
 
 
 def _backward_x(call: Call) -> list[Launch]:
@@ -86,21 +87,23 @@ def _backward_x(call: Call) -> list[Launch]:
     }
     if call.contract == "tree512":
         return _tree(call, "backward_x_tree512", choices)
-    return _ascending(call, "backward_x_ascending", choices, 256, bytes_per_column=4, bytes_per_row=32 + _TERMS_BYTES)
+    per_row = 32 + _TERMS_BYTES
+    return _ascending(call, "backward_x_ascending", choices, _BACKWARD, bytes_per_column=4, bytes_per_row=per_row)
 
 
 def _ascending(
-    call: Call, entry: str, choices: dict[str, int], threads: int, bytes_per_column: int, bytes_per_row: int
+    call: Call, entry: str, choices: dict[str, int], block: tuple[int, int], bytes_per_column: int, bytes_per_row: int
 ) -> list[Launch]:
-    """Rows per block: as many as keep every multiprocessor busy, at most what lets three blocks share one."""
+    """Rows per block: as many as keep every multiprocessor busy, at most what lets its blocks share one."""
+    threads, blocks = block
     limit = call.device.shared_bytes - _STATIC_SHARED
     columns = -(-call.size("D") // _COLUMNS) * _COLUMNS
     per_row = columns * bytes_per_column + bytes_per_row
     if per_row > limit:  # one row in several chunks
         columns = (limit - bytes_per_row) // bytes_per_column // _COLUMNS * _COLUMNS
         per_row = columns * bytes_per_column + bytes_per_row
-    most = max(1, min(32, (limit // _BLOCKS_PER_SM - _STATIC_SHARED) // per_row))
-    wanted = -(-call.rows // (call.device.multiprocessors * _BLOCKS_PER_SM))
+    most = max(1, min(32, (limit // blocks - _STATIC_SHARED) // per_row))
+    wanted = -(-call.rows // (call.device.multiprocessors * blocks))
     best = min(most, max(1, wanted))
     kernel = _kernel(entry, choices)
     launches = []
