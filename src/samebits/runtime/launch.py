@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,16 @@ def launch(plan: Launch, *args: Any) -> None:
     import cuda.core
 
     device = torch.cuda.current_device()
+    if getattr(_bound, "device", None) != device:
+        # A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context.
+        cuda.core.Device(device).set_current()
+        _bound.device = device
     kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
     cuda.core.launch(stream, _config(plan), kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
+
+
+_bound = threading.local()
 
 
 @functools.cache

@@ -37,7 +37,7 @@ def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
             steps.append(_backward_x(call))
         if "grad_gamma" in call.wanted:
             steps.append(_backward_gamma(call))
-    most = max(len(options) for options in steps)
+    most = max((len(options) for options in steps), default=1)
     return tuple(tuple(options[i % len(options)] for options in steps) for i in range(most))
 
 
