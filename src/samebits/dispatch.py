@@ -115,6 +115,10 @@ def force_plan(index: int) -> Iterator[None]:
         _forced_plan.reset(token)
 
 
+def forced_plan() -> int:
+    return _forced_plan.get()
+
+
 # --- choice -----------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +159,7 @@ def choose(
             rejected.append(why)
             continue
         options = (plans or {}).get(name, (None,))
-        plan = options[_forced_plan.get() % len(options)]
+        plan = options[forced_plan() % len(options)]
         reason = "asked for" if asked is not None else ("preferred" if not rejected else "first that accepts the call")
         if call.rows == 0:
             reason += "; no rows, so nothing is launched"

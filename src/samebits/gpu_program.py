@@ -147,9 +147,9 @@ def plan(root: Path, out: Path) -> list[list[Job]]:
 def _sanitizer(tool: str, out: Path) -> Job:
     found = sanitizer_path()
     target = (sys.executable, "-m", "samebits.gpu_program", "--out", str(out), "--sanitizer-target")
-    options = ("--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "application-only")
+    options = ["--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "application-only"]
     if tool == "memcheck":  # the bindings look for functions of newer drivers, and not finding one is no error
-        options += ("--report-api-errors", "no")
+        options += ["--report-api-errors", "no"]
     missing = (
         "" if found else "compute-sanitizer is not installed: not on PATH, in CUDA_HOME/bin or in /usr/local/cuda/bin"
     )

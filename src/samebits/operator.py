@@ -59,6 +59,24 @@ class Prepared:
     """Inputs that no kernel can read in place, with the reason; they were copied to a dense layout, bytes unchanged."""
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Everything that follows from the metadata of a call. Made once for each, then looked up."""
+
+    call: Call
+    choice: Choice
+    shapes: Shapes
+    reasons: tuple[str | None, ...]
+    """For each input why it must be copied, or None."""
+    copies: tuple[str, ...]
+    outputs: tuple[tuple[Result, tuple[int, ...], torch.dtype, bool], ...]
+    """Each result with its shape and dtype, and whether it is wanted."""
+
+
+KNOWN_CALLS = 4096
+"""Decisions kept per operator; where shapes never repeat, the oldest are of no use."""
+
+
 class Operator:
     """An operator at work. ``forward`` and ``backward`` are torch ops; results come in the order of the declaration."""
 
@@ -67,6 +85,7 @@ class Operator:
         self.name = spec.name
         self._backends: dict[str, ModuleType] = {}
         self._told: set[str] = set()
+        self._decisions: dict[tuple[Any, ...], Decision] = {}
         self._forward_op = self._register(backward=False)
         self._backward_op = self._register(backward=True)
         self._function = _autograd_function(self)
@@ -81,7 +100,11 @@ class Operator:
         """All results, saved ones included, through the torch op (differentiable, compilable)."""
         self._need_tensors(self.spec.forward.inputs, tensors)
         name = self.spec.contract(contract).name
-        return _tuple(self._forward_op(*tensors, *self._scalar_values(scalars), name, backend))
+        arguments = (*tensors, *self._scalar_values(scalars), name, backend)
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return _tuple(self._forward_op(*arguments))
+        with torch._C._AutoDispatchBelowAutograd():  # saves the detour through the autograd kernel
+            return _tuple(self._forward_op(*arguments))
 
     def backward(
         self,
@@ -124,31 +147,59 @@ class Operator:
         mask: Sequence[bool] | None = None,
     ) -> Prepared:
         """Check a call and decide how it runs, without running it. Raises as :func:`check` and ``dispatch.choose`` do."""
+        decision = self._decision(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+        return Prepared(
+            decision.call, decision.choice, decision.shapes, self._inputs(decision, tensors), decision.copies
+        )
+
+    def _decision(
+        self,
+        backward: bool,
+        tensors: Sequence[Tensor | None],
+        scalars: Sequence[float],
+        contract: str,
+        backend: str | None,
+        grad_dtype: str,
+        mask: Sequence[bool] | None,
+    ) -> Decision:
+        if any(t is not None and t.layout is not torch.strided for t in tensors):
+            check(self.spec, backward, tensors, scalars, contract, mask)  # raises: no other layout is accepted
+        key = (
+            backward, contract, backend, grad_dtype, tuple(scalars), mask and tuple(mask), dispatch.forced_plan(),
+            *((t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) if t is not None else None for t in tensors),
+        )  # fmt: skip
+        known = self._decisions.get(key)
+        if known is None:
+            known = self._decide(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+            if len(self._decisions) >= KNOWN_CALLS:
+                self._decisions.clear()
+            self._decisions[key] = known
+        return known
+
+    def _decide(
+        self,
+        backward: bool,
+        tensors: Sequence[Tensor | None],
+        scalars: Sequence[float],
+        contract: str,
+        backend: str | None,
+        grad_dtype: str,
+        mask: Sequence[bool] | None,
+    ) -> Decision:
         direction = self.spec.direction(backward)
         shapes = check(self.spec, backward, tensors, scalars, contract, mask)
-        inputs: dict[str, Tensor] = {}
-        layouts: list[tuple[str, Layout]] = []
-        copies: list[str] = []
-        first: Tensor | None = None
-        for arg, tensor in zip(direction.inputs, tensors, strict=True):
-            if tensor is None:
-                continue
-            first = tensor if first is None else first
-            view, why = _as_rows(arg, tensor)
-            if why is not None:
-                copies.append(f"{arg.name} ({why})")
-            inputs[arg.name] = view
-            layouts.append((arg.name, _layout(view)))
-        assert first is not None
+        given = [(arg, t) for arg, t in zip(direction.inputs, tensors, strict=True) if t is not None]
+        views = {arg.name: _as_rows(arg, tensor, _obstacle(arg, tensor)) for arg, tensor in given}
+        reasons = tuple(None if t is None else _obstacle(a, t) for a, t in zip(direction.inputs, tensors, strict=True))
         wanted = tuple(result.name for index, result in enumerate(direction.results) if mask is None or mask[index])
-        info = devices.info(first.device)
+        info = devices.info(given[0][1].device)
         call = Call(
             op=self.name,
             backward=backward,
             contract=contract,
             rows=shapes.rows,
             sizes=tuple(shapes.sizes.items()),
-            layouts=tuple(layouts),
+            layouts=tuple((name, _layout(view)) for name, view in views.items()),
             wanted=wanted,
             grad_dtype=grad_dtype,
             device=info,
@@ -161,41 +212,52 @@ class Operator:
                 plans[name] = self.backend(name).plans(call)
                 break
         choice = dispatch.choose(self.spec, call, backend, installed, plans)
-        return Prepared(call, choice, shapes, inputs, tuple(copies))
+        copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
+        outputs = tuple(
+            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, grad_dtype), r.name in wanted)
+            for r in direction.results
+        )
+        return Decision(call, choice, shapes, reasons, copies, outputs)
+
+    def _inputs(self, decision: Decision, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        args = self.spec.direction(decision.call.backward).inputs
+        return {
+            arg.name: _as_rows(arg, tensor, why)
+            for arg, tensor, why in zip(args, tensors, decision.reasons, strict=True)
+            if tensor is not None
+        }
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
         tensors, scalars, contract, backend, grad_dtype, mask = self._split(backward, args)
-        ready = self.prepare(backward, tensors, scalars, contract, backend, grad_dtype, mask)
-        self._enforce_policy(ready, backend)
-        direction = self.spec.direction(backward)
-        like = next(iter(ready.inputs.values()))
-        results = {}
-        for result in direction.results:
-            shape = ready.shapes.of(result) if result.name in ready.call.wanted else (0,)
-            results[result.name] = like.new_empty(shape, dtype=_result_dtype(result, grad_dtype))
-        if ready.call.rows == 0:
-            for result in direction.results:
-                if not result.rows:
-                    results[result.name].zero_()
-        elif ready.call.wanted:
+        decision = self._decision(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+        if decision.copies or decision.choice.rejected:
+            self._enforce_policy(decision, backend)
+        call = decision.call
+        inputs = self._inputs(decision, tensors)
+        like = next(iter(inputs.values()))
+        results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _ in decision.outputs]
+        if call.rows == 0:
+            for (declared, *_), result in zip(decision.outputs, results, strict=True):
+                if not declared.rows:
+                    result.zero_()
+        elif call.wanted:
+            lead = len(decision.shapes.lead)
             rows = {
-                r.name: results[r.name].view(-1, *results[r.name].shape[len(ready.shapes.lead) :])
-                if r.rows
-                else results[r.name]
-                for r in direction.results
-                if r.name in ready.call.wanted
+                declared.name: result.view(call.rows, *shape[lead:]) if declared.rows and lead != 1 else result
+                for (declared, shape, _, wanted), result in zip(decision.outputs, results, strict=True)
+                if wanted
             }
             named = {s.name: float(v) for s, v in zip(self.spec.scalars, scalars, strict=True)}
-            run = self.backend(ready.choice.backend).run
-            if like.device.type == "cuda" and like.device.index != torch.cuda.current_device():
+            run = self.backend(decision.choice.backend).run
+            if like.is_cuda and like.get_device() != torch.cuda.current_device():
                 with torch.cuda.device(like.device):
-                    run(ready.call, ready.choice.plan, ready.inputs, rows, named)
+                    run(call, decision.choice.plan, inputs, rows, named)
             else:
-                run(ready.call, ready.choice.plan, ready.inputs, rows, named)
-        return tuple(results.values())
+                run(call, decision.choice.plan, inputs, rows, named)
+        return tuple(results)
 
-    def _enforce_policy(self, ready: Prepared, asked: str | None) -> None:
+    def _enforce_policy(self, ready: Decision, asked: str | None) -> None:
         level = dispatch.strictness()
         if level == "silent":
             return
@@ -408,28 +470,31 @@ def _result_dtype(result: Result, grad_dtype: str) -> torch.dtype:
     return DTYPES[grad_dtype if result.dtype == "grad" else result.dtype]
 
 
-def _as_rows(arg: TensorArg, tensor: Tensor) -> tuple[Tensor, str | None]:
-    """The input as rows by trailing axes, and why it had to be copied, if it had to.
+def _obstacle(arg: TensorArg, tensor: Tensor) -> str | None:
+    """Why no kernel can read the input in place, or None.
 
     One rule for all operators: any row stride is read in place (also 0, also overlapping) as long as the last axis is
-    dense and the batch axes collapse to one stride; everything else is copied once, bytes unchanged.
+    dense and the batch axes collapse to one stride.
     """
-    why = None
     count = len(arg.axes)
     if count and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        why = f"last axis has stride {tensor.stride(-1)}"
-    if not arg.rows:
-        return (tensor.contiguous() if why else tensor), why
-    axes = tuple(tensor.shape[tensor.dim() - count :])
-    rows = math.prod(tensor.shape[: tensor.dim() - count])
-    if why is None and tensor.dim() != count + 1:
+        return f"last axis has stride {tensor.stride(-1)}"
+    if arg.rows and tensor.dim() != count + 1:
+        lead = tensor.dim() - count
         try:
-            return tensor.view(rows, *axes), None
+            tensor.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
         except RuntimeError:
-            why = f"batch axes with strides {tensor.stride()[: tensor.dim() - count]} do not collapse to rows"
-    if why is not None:
-        return tensor.contiguous().view(rows, *axes), why
-    return tensor, None
+            return f"batch axes with strides {tensor.stride()[:lead]} do not collapse to rows"
+    return None
+
+
+def _as_rows(arg: TensorArg, tensor: Tensor, obstacle: str | None) -> Tensor:
+    """The input as rows by trailing axes; copied to a dense layout, bytes unchanged, where there is an obstacle."""
+    dense = tensor if obstacle is None else tensor.contiguous()
+    lead = tensor.dim() - len(arg.axes)
+    if not arg.rows or lead == 1:
+        return dense
+    return dense.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
 
 
 def _layout(view: Tensor) -> Layout:
@@ -485,7 +550,8 @@ def _autograd_function(op: Operator) -> type[torch.autograd.Function]:
             (spec.forward.input(r.name.removeprefix("grad_")) for r in spec.backward.results if r.dtype == "grad"), None
         )
         grad_dtype = leaf.dtypes[0] if leaf is not None else "float32"
-        results = _tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
+        with torch._C._AutoDispatchBelowAutograd():
+            results = _tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
         by_name = {
             result.name.removeprefix("grad_"): value
             for result, value, want in zip(spec.backward.results, results, mask, strict=True)

@@ -98,15 +98,15 @@ def test_exercise_reaches_every_call(name):
     """The checkers see every contract, dtype, subset of results, and rows that are not aligned."""
     op = registry.operator(name)
     seen = []
-    real = op.prepare
+    real = op._decision
 
-    def spy(backward, tensors, scalars, contract, *rest):
-        ready = real(backward, tensors, scalars, contract, *rest)
-        seen.append(ready.call)
-        return ready
+    def spy(*call):
+        decision = real(*call)
+        seen.append(decision.call)
+        return decision
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op, "prepare", spy)
+        patch.setattr(op, "_decision", spy)
         patch.setattr(exercise, "ROWS", (1, 3))
         patch.setattr(
             exercise, "shapes", lambda spec: [(3, {"D": 17}, False), (3, {"D": 136}, True), (1, {"D": 136}, False)]

@@ -18,8 +18,8 @@ Code = tuple[Instruction, ...]
 SLOW_PATH = re.compile(r"__cuda_sm\w*?_(div|rcp|sqrt|dblrcp|dsqrt|rem)")
 """The compiler's own out-of-line routines. ``noftz`` in the name: subnormals are live."""
 
-_REACH = 64
-"""How many instructions an expansion may be spread over by the scheduler."""
+_REACH = 1024
+"""How many instructions an expansion may be spread over: a divisor that no loop changes has its reciprocal taken far above."""
 
 
 def slow_path(instruction: Instruction) -> bool:

@@ -50,19 +50,19 @@ def launch(plan: Launch, *args: Any) -> None:
         # A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context.
         cuda.core.Device(device).set_current()
         _bound.device = device
-    kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+    known = _ready.get((id(plan), device))
+    if known is None:
+        config = cuda.core.LaunchConfig(grid=plan.grid, block=plan.block, shmem_size=plan.shared)
+        kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+        known = _ready[(id(plan), device)] = (plan, config, kernel)
+    _, config, kernel = known
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-    cuda.core.launch(stream, _config(plan), kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
+    cuda.core.launch(stream, config, kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
 
 
 _bound = threading.local()
-
-
-@functools.cache
-def _config(plan: Launch) -> Any:
-    import cuda.core
-
-    return cuda.core.LaunchConfig(grid=plan.grid, block=plan.block, shmem_size=plan.shared)
+_ready: dict[tuple[int, int], tuple[Launch, Any, Any]] = {}
+"""By identity of the plan, which is looked up far faster than by its value; the entry keeps the plan alive."""
 
 
 @functools.cache
