@@ -14,6 +14,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     import torch
 
+    for item in items:  # two of them at once would not fit
+        if item.get_closest_marker("big"):
+            item.add_marker(pytest.mark.xdist_group("big"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory = torch.cuda.get_device_properties(0).total_memory if count else 0
     here = {"gpu": count >= 1, "multi_gpu": count >= 2, "big": memory >= 80 * 10**9}

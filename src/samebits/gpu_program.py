@@ -27,6 +27,7 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck")
 BACKENDS = ("cuda", "triton", "reference")
 REFERENCE_ROWS = 33
 """The reference runs thousands of small kernels per call; a short batch is enough to check it."""
+OTHER_ROWS = (8192,)
 TAIL = 15
 ENDING = 12.0
 """Seconds before its limit at which a part that watches the clock begins nothing more."""
@@ -129,7 +130,7 @@ def plan(root: Path, out: Path) -> list[list[Job]]:
     results = root / "benchmarks" / "results"
     tests = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--durations=8", "tests")
     # Nothing here is timed, and most of the time goes into launching small kernels: side by side costs no truth.
-    several = ("-n", "4") if importlib.util.find_spec("xdist") else ()
+    several = ("-n", "8", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
     groups = [
         [
             Job("tests", "pytest -m gpu", (*tests, *several), least=120, most=200),
@@ -139,9 +140,28 @@ def plan(root: Path, out: Path) -> list[list[Job]]:
     ]
     for name in registry.names():
         line = (sys.executable, "-m", "samebits.cli", "bench", name, "--quick", "--out", str(results / f"{name}.jsonl"))
-        groups.append([Job("bench", f"bench {name}", line, least=80, most=130)])
+        groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
     groups.append([_sanitizer(tool, out) for tool in SANITIZERS])
+    for name in registry.names():
+        groups += [[job] for job in _other_sizes(name, results)]
     return groups
+
+
+def _other_sizes(name: str, results: Path) -> list[Job]:
+    """The tuned sizes that no target names, at a few rows: worth having, and the first thing to go when time is short."""
+    from samebits import registry
+    from samebits.bench import targets
+
+    spec = registry.spec(name)
+    targeted = {size for target in targets.of(name) for size in target.sizes}
+    jobs = []
+    for axis, tuned in spec.tuned:
+        for size in sorted(set(tuned) - {value for key, value in targeted if key == axis}):
+            rows = [part for count in OTHER_ROWS for part in ("--rows", str(count))]
+            line = (sys.executable, "-m", "samebits.cli", "bench", name, *rows, "--size", f"{axis}={size}")
+            out = ("--out", str(results / f"{name}_{axis}{size}.jsonl"))
+            jobs.append(Job("bench", f"bench {name} {axis}={size}", (*line, *out), least=1, most=40))
+    return jobs
 
 
 def _sanitizer(tool: str, out: Path) -> Job:
