@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -81,42 +80,45 @@ class UnsupportedError(ValueError):
 
 # --- policy -----------------------------------------------------------------------------------------------------------
 
-_strictness: contextvars.ContextVar[Strictness] = contextvars.ContextVar("samebits_strictness", default="warn")
-_forced_plan: contextvars.ContextVar[int] = contextvars.ContextVar("samebits_forced_plan", default=0)
+# Both settings hold for the whole process: a backward runs on a thread of torch's own, and must not escape them.
+_strictness: Strictness = "warn"
+_forced_plan = 0
 
 
 @contextlib.contextmanager
 def policy(strictness: Strictness) -> Iterator[None]:
-    """What to do when a call cannot run as asked in place and on the fastest backend.
+    """What to do, while the block is open, when a call cannot run as asked in place and on the fastest backend.
 
     ``warn`` (default) says so once per operator and cause; ``strict`` refuses slower backends and copies with
-    :class:`UnsupportedError`; ``silent`` says nothing.
+    :class:`UnsupportedError`; ``silent`` says nothing. Holds for every thread of the process, backward included.
     """
+    global _strictness
     if strictness not in ("warn", "strict", "silent"):
         raise ValueError(f"policy must be 'warn', 'strict' or 'silent', not {strictness!r}")
-    token = _strictness.set(strictness)
+    before, _strictness = _strictness, strictness
     try:
         yield
     finally:
-        _strictness.reset(token)
+        _strictness = before
 
 
 def strictness() -> Strictness:
-    return _strictness.get()
+    return _strictness
 
 
 @contextlib.contextmanager
 def force_plan(index: int) -> Iterator[None]:
     """Run the ``index``-th launch plan of every call (modulo their number) instead of the first. For verification."""
-    token = _forced_plan.set(index)
+    global _forced_plan
+    before, _forced_plan = _forced_plan, index
     try:
         yield
     finally:
-        _forced_plan.reset(token)
+        _forced_plan = before
 
 
 def forced_plan() -> int:
-    return _forced_plan.get()
+    return _forced_plan
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,19 @@ class Shapes:
 
     def of(self, result: Result) -> tuple[int, ...]:
         return (*(self.lead if result.rows else ()), *(self.sizes[axis] for axis in result.axes))
+
+
+class Request(NamedTuple):
+    """A call as the torch op received it."""
+
+    backward: bool
+    tensors: Sequence[Tensor | None]
+    scalars: Sequence[float]
+    contract: str
+    backend: str | None
+    grad_dtype: str
+    mask: Sequence[bool] | None
+    """Which results are wanted; None: all."""
 
 
 @dataclass(frozen=True)
@@ -147,74 +160,59 @@ class Operator:
         mask: Sequence[bool] | None = None,
     ) -> Prepared:
         """Check a call and decide how it runs, without running it. Raises as :func:`check` and ``dispatch.choose`` do."""
-        decision = self._decision(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+        decision = self._decision(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask))
         return Prepared(
             decision.call, decision.choice, decision.shapes, self._inputs(decision, tensors), decision.copies
         )
 
-    def _decision(
-        self,
-        backward: bool,
-        tensors: Sequence[Tensor | None],
-        scalars: Sequence[float],
-        contract: str,
-        backend: str | None,
-        grad_dtype: str,
-        mask: Sequence[bool] | None,
-    ) -> Decision:
+    def _decision(self, request: Request) -> Decision:
+        tensors, mask = request.tensors, request.mask
         if any(t is not None and t.layout is not torch.strided for t in tensors):
-            check(self.spec, backward, tensors, scalars, contract, mask)  # raises: no other layout is accepted
+            check(self.spec, request)  # raises: no other layout is accepted
         key = (
-            backward, contract, backend, grad_dtype, tuple(scalars), mask and tuple(mask), dispatch.forced_plan(),
+            *(request.backward, request.contract, request.backend, request.grad_dtype, tuple(request.scalars)),
+            *(None if mask is None else tuple(mask), dispatch.forced_plan()),
             *((t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) if t is not None else None for t in tensors),
-        )  # fmt: skip
+        )
         known = self._decisions.get(key)
         if known is None:
-            known = self._decide(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+            known = self._decide(request)
             if len(self._decisions) >= KNOWN_CALLS:
                 self._decisions.clear()
             self._decisions[key] = known
         return known
 
-    def _decide(
-        self,
-        backward: bool,
-        tensors: Sequence[Tensor | None],
-        scalars: Sequence[float],
-        contract: str,
-        backend: str | None,
-        grad_dtype: str,
-        mask: Sequence[bool] | None,
-    ) -> Decision:
-        direction = self.spec.direction(backward)
-        shapes = check(self.spec, backward, tensors, scalars, contract, mask)
-        given = [(arg, t) for arg, t in zip(direction.inputs, tensors, strict=True) if t is not None]
+    def _decide(self, request: Request) -> Decision:
+        direction, mask = self.spec.direction(request.backward), request.mask
+        shapes = check(self.spec, request)
+        pairs = list(zip(direction.inputs, request.tensors, strict=True))
+        given = [(arg, tensor) for arg, tensor in pairs if tensor is not None]
         views = {arg.name: _as_rows(arg, tensor, _obstacle(arg, tensor)) for arg, tensor in given}
-        reasons = tuple(None if t is None else _obstacle(a, t) for a, t in zip(direction.inputs, tensors, strict=True))
+        reasons = tuple(None if tensor is None else _obstacle(arg, tensor) for arg, tensor in pairs)
         wanted = tuple(result.name for index, result in enumerate(direction.results) if mask is None or mask[index])
         info = devices.info(given[0][1].device)
         call = Call(
             op=self.name,
-            backward=backward,
-            contract=contract,
+            backward=request.backward,
+            contract=request.contract,
             rows=shapes.rows,
             sizes=tuple(shapes.sizes.items()),
             layouts=tuple((name, _layout(view)) for name, view in views.items()),
             wanted=wanted,
-            grad_dtype=grad_dtype,
+            grad_dtype=request.grad_dtype,
             device=info,
         )
-        names = [backend] if backend is not None else [b.name for b in self.spec.backends]
+        names = [request.backend] if request.backend is not None else [b.name for b in self.spec.backends]
         installed = {name: devices.missing(name) for name in names}
         plans: dict[str, tuple[object, ...]] = {}
         for name in names:
             if dispatch.refusal(self.spec, name, info, installed) is None:
                 plans[name] = self.backend(name).plans(call)
                 break
-        choice = dispatch.choose(self.spec, call, backend, installed, plans)
+        choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
         outputs = tuple(
-            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, grad_dtype), r.name in wanted)
+            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, request.grad_dtype), r.name in wanted)
             for r in direction.results
         )
         return Decision(call, choice, shapes, reasons, copies, outputs)
@@ -229,12 +227,12 @@ class Operator:
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
-        tensors, scalars, contract, backend, grad_dtype, mask = self._split(backward, args)
-        decision = self._decision(backward, tensors, scalars, contract, backend, grad_dtype, mask)
+        request = self._request(backward, args)
+        decision = self._decision(request)
         if decision.copies or decision.choice.rejected:
-            self._enforce_policy(decision, backend)
+            self._enforce_policy(decision, request.backend)
         call = decision.call
-        inputs = self._inputs(decision, tensors)
+        inputs = self._inputs(decision, request.tensors)
         like = next(iter(inputs.values()))
         results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _ in decision.outputs]
         if call.rows == 0:
@@ -248,7 +246,7 @@ class Operator:
                 for (declared, shape, _, wanted), result in zip(decision.outputs, results, strict=True)
                 if wanted
             }
-            named = {s.name: float(v) for s, v in zip(self.spec.scalars, scalars, strict=True)}
+            named = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
             run = self.backend(decision.choice.backend).run
             if like.is_cuda and like.get_device() != torch.cuda.current_device():
                 with torch.cuda.device(like.device):
@@ -288,12 +286,13 @@ class Operator:
             return results if len(results) > 1 else results[0]
 
         def fake(*args: Any) -> Any:
-            tensors, scalars, contract, _, grad_dtype, mask = self._split(backward, args)
-            shapes = check(self.spec, backward, tensors, scalars, contract, mask)
-            like = next(t for t in tensors if t is not None)
+            request = self._request(backward, args)
+            shapes, mask = check(self.spec, request), request.mask
+            like = next(t for t in request.tensors if t is not None)
             results = tuple(
                 like.new_empty(
-                    shapes.of(result) if mask is None or mask[index] else (0,), dtype=_result_dtype(result, grad_dtype)
+                    shapes.of(result) if mask is None or mask[index] else (0,),
+                    dtype=_result_dtype(result, request.grad_dtype),
                 )
                 for index, result in enumerate(self.spec.direction(backward).results)
             )
@@ -303,13 +302,12 @@ class Operator:
         torch.library.register_fake(f"samebits::{qualified}", fake, lib=LIBRARY)
         return getattr(torch.ops.samebits, qualified).default
 
-    def _split(self, backward: bool, args: tuple[Any, ...]) -> tuple[Any, Any, str, str | None, str, Any]:
+    def _request(self, backward: bool, args: tuple[Any, ...]) -> Request:
         count = len(self.spec.direction(backward).inputs)
-        scalars = args[count : count + len(self.spec.scalars)]
-        rest = args[count + len(self.spec.scalars) :]
-        contract, backend = rest[0], rest[1]
-        grad_dtype, mask = (rest[2], rest[3]) if backward else ("float32", None)
-        return args[:count], scalars, contract, backend, grad_dtype, mask
+        end = count + len(self.spec.scalars)
+        contract, backend, *rest = args[end:]
+        grad_dtype, mask = rest if backward else ("float32", None)
+        return Request(backward, args[:count], args[count:end], contract, backend, grad_dtype, mask)
 
     def _autograd_kernel(self, *args: Any) -> Any:
         count = len(self.spec.forward.inputs)
@@ -388,21 +386,14 @@ def schema(spec: OpSpec, backward: bool) -> str:
     return f"({', '.join(parts)}) -> {returns}"
 
 
-def check(
-    spec: OpSpec,
-    backward: bool,
-    tensors: Sequence[Tensor | None],
-    scalars: Sequence[float],
-    contract: str,
-    mask: Sequence[bool] | None,
-) -> Shapes:
+def check(spec: OpSpec, request: Request) -> Shapes:
     """Refuse whatever the declaration does not accept, before anything is allocated or launched.
 
     TypeError for a dtype, ValueError for a shape, device or value; the message says what was wrong and what is accepted.
     """
-    direction = spec.direction(backward)
-    title = f"{spec.name}_backward" if backward else spec.name
-    spec.contract(contract)
+    direction, mask = spec.direction(request.backward), request.mask
+    title = f"{spec.name}_backward" if request.backward else spec.name
+    spec.contract(request.contract)
     if mask is not None and len(mask) != len(direction.results):
         raise ValueError(f"{title}: wanted must have {len(direction.results)} entries, got {len(mask)}")
     fixed = dict(spec.fixed_sizes)
@@ -412,7 +403,7 @@ def check(
     lead: tuple[int, ...] | None = None
     lead_owner = ""
     device: torch.device | None = None
-    for arg, tensor in zip(direction.inputs, tensors, strict=True):
+    for arg, tensor in zip(direction.inputs, request.tensors, strict=True):
         if tensor is None:
             if not arg.optional:
                 raise TypeError(f"{title}: {arg.name} must be a tensor, not None")
@@ -453,7 +444,7 @@ def check(
             raise ValueError(
                 f"{title}: {arg.name} is on {tensor.device}, but {direction.inputs[0].name} is on {device}"
             )
-    for scalar, value in zip(spec.scalars, scalars, strict=True):
+    for scalar, value in zip(spec.scalars, request.scalars, strict=True):
         if not (math.isfinite(value) and value >= scalar.minimum):
             raise ValueError(
                 f"{title}: {scalar.name} = {value} must be finite and at least {scalar.minimum:g}, {scalar.why}"

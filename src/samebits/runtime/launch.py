@@ -17,6 +17,7 @@ from samebits.runtime.nvrtc import CudaKernel
 
 DEFAULT_SHARED = 48 * 1024
 """Above this a kernel must be told that it may use more shared memory."""
+KNOWN_PLANS = 8192
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def launch(plan: Launch, *args: Any) -> None:
     if known is None:
         config = cuda.core.LaunchConfig(grid=plan.grid, block=plan.block, shmem_size=plan.shared)
         kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+        if len(_ready) >= KNOWN_PLANS:
+            _ready.clear()
         known = _ready[(id(plan), device)] = (plan, config, kernel)
     _, config, kernel = known
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
