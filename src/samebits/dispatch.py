@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from samebits.contract import OpSpec
 
@@ -80,9 +81,10 @@ class UnsupportedError(ValueError):
 
 # --- policy -----------------------------------------------------------------------------------------------------------
 
-# Both settings hold for the whole process: a backward runs on a thread of torch's own, and must not escape them.
-_strictness: Strictness = "warn"
-_forced_plan = 0
+# Both settings hold for the whole process: a backward runs on a thread of torch's own, and must not escape them. The one
+# opened last holds; closing a block takes away its own entry, so blocks of several threads may end in any order.
+_policies: list[tuple[object, Strictness]] = []
+_forced_plans: list[tuple[object, int]] = []
 
 
 @contextlib.contextmanager
@@ -90,35 +92,41 @@ def policy(strictness: Strictness) -> Iterator[None]:
     """What to do, while the block is open, when a call cannot run as asked in place and on the fastest backend.
 
     ``warn`` (default) says so once per operator and cause; ``strict`` refuses slower backends and copies with
-    :class:`UnsupportedError`; ``silent`` says nothing. Holds for every thread of the process, backward included.
+    :class:`UnsupportedError`; ``silent`` says nothing. Holds for every thread of the process, backward included. Open it
+    around a compiled function, not inside.
     """
-    global _strictness
     if strictness not in ("warn", "strict", "silent"):
         raise ValueError(f"policy must be 'warn', 'strict' or 'silent', not {strictness!r}")
-    before, _strictness = _strictness, strictness
-    try:
+    with _entry(_policies, strictness, "policy"):
         yield
-    finally:
-        _strictness = before
 
 
 def strictness() -> Strictness:
-    return _strictness
+    return _policies[-1][1] if _policies else "warn"
 
 
 @contextlib.contextmanager
 def force_plan(index: int) -> Iterator[None]:
     """Run the ``index``-th launch plan of every call (modulo their number) instead of the first. For verification."""
-    global _forced_plan
-    before, _forced_plan = _forced_plan, index
-    try:
+    with _entry(_forced_plans, index, "force_plan"):
         yield
-    finally:
-        _forced_plan = before
 
 
 def forced_plan() -> int:
-    return _forced_plan
+    return _forced_plans[-1][1] if _forced_plans else 0
+
+
+@contextlib.contextmanager
+def _entry(entries: list[Any], value: Any, name: str) -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        raise RuntimeError(f"open samebits.{name} around the compiled call; inside it, it would be traced away")
+    entry = (object(), value)
+    entries.append(entry)
+    try:
+        yield
+    finally:
+        entries.remove(entry)
 
 
 # --- choice -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""From a declaration to torch operators: schema, fake kernel, input checks, autograd, dispatch to a backend.
+"""From a declaration to torch operators: schema, fake kernel, dispatch to a backend.
 
 A call goes: public function -> torch op -> checks -> choice of backend and plan -> launch -> results. The torch op is
 opaque, so no compiler can re-order or fuse what is inside, and the same checks run on real and on fake tensors.
@@ -7,69 +7,26 @@ opaque, so no compiler can re-order or fuse what is inside, and the same checks 
 from __future__ import annotations
 
 import importlib
-import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from samebits import dispatch
+from samebits.autograd import as_tuple, autograd_function, refuse_second_derivative, refuse_tangents
+from samebits.checks import DTYPES, Request, Shapes, as_rows, check, dtype_name, layout_of, obstacle
 from samebits.contract import OpSpec, Result, TensorArg
-from samebits.dispatch import Call, Choice, Layout, UnsupportedError
+from samebits.dispatch import Call, Choice, UnsupportedError
 from samebits.runtime import device as devices
 
 LIBRARY = torch.library.Library("samebits", "DEF")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The sizes one call agreed on."""
-
-    lead: tuple[int, ...]
-    """The batch axes as the caller gave them; T is their product."""
-    sizes: dict[str, int]
-
-    @property
-    def rows(self) -> int:
-        return math.prod(self.lead)
-
-    def of(self, result: Result) -> tuple[int, ...]:
-        return (*(self.lead if result.rows else ()), *(self.sizes[axis] for axis in result.axes))
-
-
-class Request(NamedTuple):
-    """A call as the torch op received it."""
-
-    backward: bool
-    tensors: Sequence[Tensor | None]
-    scalars: Sequence[float]
-    contract: str
-    backend: str | None
-    grad_dtype: str
-    mask: Sequence[bool] | None
-    """Which results are wanted; None: all."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A call that passed its checks: what will run, on what."""
-
-    call: Call
-    choice: Choice
-    shapes: Shapes
-    inputs: dict[str, Tensor]
-    copies: tuple[str, ...]
-    """Inputs that no kernel can read in place, with the reason; they were copied to a dense layout, bytes unchanged."""
+_NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -82,12 +39,47 @@ class Decision:
     reasons: tuple[str | None, ...]
     """For each input why it must be copied, or None."""
     copies: tuple[str, ...]
+    """The inputs that no kernel can read in place, with the reason; they are copied to a dense layout, bytes unchanged."""
     outputs: tuple[tuple[Result, tuple[int, ...], torch.dtype, bool], ...]
     """Each result with its shape and dtype, and whether it is wanted."""
 
 
 KNOWN_CALLS = 4096
 """Decisions kept per operator; where shapes never repeat, the oldest are of no use."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that passed its checks: what would run, on what. Nothing has been copied or launched."""
+
+    decision: Decision
+    args: tuple[TensorArg, ...]
+    tensors: tuple[Tensor | None, ...]
+
+    @property
+    def call(self) -> Call:
+        return self.decision.call
+
+    @property
+    def choice(self) -> Choice:
+        return self.decision.choice
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.decision.shapes
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        return self.decision.copies
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The inputs as a kernel sees them, copied where they must be."""
+        return {
+            arg.name: as_rows(arg, tensor, why)
+            for arg, tensor, why in zip(self.args, self.tensors, self.decision.reasons, strict=True)
+            if tensor is not None
+        }
 
 
 class Operator:
@@ -97,13 +89,13 @@ class Operator:
         self.spec = spec
         self.name = spec.name
         self._backends: dict[str, ModuleType] = {}
-        self._told: set[str] = set()
+        self._told: set[tuple[str, ...]] = set()
         self._decisions: dict[tuple[Any, ...], Decision] = {}
         self._forward_op = self._register(backward=False)
         self._backward_op = self._register(backward=True)
-        self._function = _autograd_function(self)
+        self._function = autograd_function(self)
         LIBRARY.impl(self.name, self._autograd_kernel, "Autograd")
-        LIBRARY.impl(f"{self.name}_backward", self._refuse_double_backward, "Autograd")
+        LIBRARY.impl(f"{self.name}_backward", self._backward_autograd_kernel, "Autograd")
 
     # --- public entry points --------------------------------------------------------------------------------------
 
@@ -115,9 +107,10 @@ class Operator:
         name = self.spec.contract(contract).name
         arguments = (*tensors, *self._scalar_values(scalars), name, backend)
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-            return _tuple(self._forward_op(*arguments))
+            return as_tuple(self._forward_op(*arguments))
+        refuse_tangents(self.name, tensors)
         with torch._C._AutoDispatchBelowAutograd():  # saves the detour through the autograd kernel
-            return _tuple(self._forward_op(*arguments))
+            return as_tuple(self._forward_op(*arguments))
 
     def backward(
         self,
@@ -130,13 +123,9 @@ class Operator:
     ) -> tuple[Tensor | None, ...]:
         """The explicit backward. Row gradients have ``grad_dtype`` where the contract leaves it open; unwanted ones are None."""
         self._need_tensors(self.spec.backward.inputs, tensors)
-        if grad_dtype not in (torch.float32, torch.bfloat16):
-            raise TypeError(
-                f"{self.name}_backward: grad_dtype must be torch.float32 or torch.bfloat16, not {grad_dtype}"
-            )
         mask = [True] * len(self.spec.backward.results) if wanted is None else list(wanted)
         name = self.spec.contract(contract).name
-        results = _tuple(
+        results = as_tuple(
             self._backward_op(*tensors, *self._scalar_values(scalars), name, backend, dtype_name(grad_dtype), mask)
         )
         return tuple(result if want else None for result, want in zip(results, mask, strict=True))
@@ -160,10 +149,10 @@ class Operator:
         mask: Sequence[bool] | None = None,
     ) -> Prepared:
         """Check a call and decide how it runs, without running it. Raises as :func:`check` and ``dispatch.choose`` do."""
-        decision = self._decision(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask))
-        return Prepared(
-            decision.call, decision.choice, decision.shapes, self._inputs(decision, tensors), decision.copies
-        )
+        return self._prepared(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask))
+
+    def _prepared(self, request: Request) -> Prepared:
+        return Prepared(self._decision(request), self.spec.direction(request.backward).inputs, tuple(request.tensors))
 
     def _decision(self, request: Request) -> Decision:
         tensors, mask = request.tensors, request.mask
@@ -187,8 +176,8 @@ class Operator:
         shapes = check(self.spec, request)
         pairs = list(zip(direction.inputs, request.tensors, strict=True))
         given = [(arg, tensor) for arg, tensor in pairs if tensor is not None]
-        views = {arg.name: _as_rows(arg, tensor, _obstacle(arg, tensor)) for arg, tensor in given}
-        reasons = tuple(None if tensor is None else _obstacle(arg, tensor) for arg, tensor in pairs)
+        views = {arg.name: as_rows(arg, tensor, obstacle(arg, tensor)) for arg, tensor in given}
+        reasons = tuple(None if tensor is None else obstacle(arg, tensor) for arg, tensor in pairs)
         wanted = tuple(result.name for index, result in enumerate(direction.results) if mask is None or mask[index])
         info = devices.info(given[0][1].device)
         call = Call(
@@ -197,7 +186,7 @@ class Operator:
             contract=request.contract,
             rows=shapes.rows,
             sizes=tuple(shapes.sizes.items()),
-            layouts=tuple((name, _layout(view)) for name, view in views.items()),
+            layouts=tuple((name, layout_of(view)) for name, view in views.items()),
             wanted=wanted,
             grad_dtype=request.grad_dtype,
             device=info,
@@ -217,22 +206,14 @@ class Operator:
         )
         return Decision(call, choice, shapes, reasons, copies, outputs)
 
-    def _inputs(self, decision: Decision, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        args = self.spec.direction(decision.call.backward).inputs
-        return {
-            arg.name: _as_rows(arg, tensor, why)
-            for arg, tensor, why in zip(args, tensors, decision.reasons, strict=True)
-            if tensor is not None
-        }
-
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
         request = self._request(backward, args)
-        decision = self._decision(request)
+        ready = self._prepared(request)
+        decision, call = ready.decision, ready.call
         if decision.copies or decision.choice.rejected:
             self._enforce_policy(decision, request.backend)
-        call = decision.call
-        inputs = self._inputs(decision, request.tensors)
+        inputs = ready.inputs
         like = next(iter(inputs.values()))
         results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _ in decision.outputs]
         if call.rows == 0:
@@ -259,21 +240,21 @@ class Operator:
         level = dispatch.strictness()
         if level == "silent":
             return
-        notices = []
+        notices: list[tuple[tuple[str, ...], str]] = []
+        direction = "backward" if ready.call.backward else "forward"
         if ready.copies:
-            notices.append(f"copied to a dense layout: {', '.join(ready.copies)}")
+            names = tuple(copy.split(" ")[0] for copy in ready.copies)
+            notices.append(((direction, *names), f"copied to a dense layout: {', '.join(ready.copies)}"))
         if asked is None and dispatch.slower_than_preferred(ready.choice, ready.call):
-            notices.append(
-                f"running on the slower backend {ready.choice.backend!r}: {'; '.join(ready.choice.rejected)}"
-            )
-        for notice in notices:
+            why = "; ".join(ready.choice.rejected)
+            notices.append(((direction, why), f"running on the slower backend {ready.choice.backend!r}: {why}"))
+        for cause, notice in notices:
             if level == "strict":
                 raise UnsupportedError(f"{self.name}: policy 'strict' forbids this call; {notice}")
-            if notice not in self._told:
-                self._told.add(notice)
-                warnings.warn(
-                    f"samebits.{self.name}: {notice} (said once; samebits.policy('strict') refuses it)", stacklevel=2
-                )
+            if cause not in self._told:
+                self._told.add(cause)
+                text = f"samebits.{self.name}: {notice} (said once; samebits.policy('strict') refuses it)"
+                warnings.warn(text, stacklevel=_levels_to_the_caller())
 
     # --- torch registration ---------------------------------------------------------------------------------------
 
@@ -310,9 +291,10 @@ class Operator:
         return Request(backward, args[:count], args[count:end], contract, backend, grad_dtype, mask)
 
     def _autograd_kernel(self, *args: Any) -> Any:
-        count = len(self.spec.forward.inputs)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in args[:count]):
-            for arg, tensor in zip(self.spec.forward.inputs, args[:count], strict=True):
+        tensors = args[: len(self.spec.forward.inputs)]
+        refuse_tangents(self.name, tensors)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            for arg, tensor in zip(self.spec.forward.inputs, tensors, strict=True):
                 if tensor.is_inference():
                     raise RuntimeError(
                         f"{self.name}: {arg.name} was created under torch.inference_mode() and cannot be saved for backward; "
@@ -323,13 +305,11 @@ class Operator:
         with torch._C._AutoDispatchBelowAutograd():
             return self._forward_op(*args)
 
-    def _refuse_double_backward(self, *args: Any) -> Any:
-        count = len(self.spec.backward.inputs)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:count]):
-            raise RuntimeError(
-                f"{self.name}_backward is not differentiable: double backward (create_graph=True) is not supported, "
-                "and a partial second derivative would be silently wrong"
-            )
+    def _backward_autograd_kernel(self, *args: Any) -> Any:
+        tensors = args[: len(self.spec.backward.inputs)]
+        refuse_tangents(f"{self.name}_backward", tensors)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            refuse_second_derivative(f"{self.name}_backward")
         with torch._C._AutoDispatchBelowAutograd():
             return self._backward_op(*args)
 
@@ -386,183 +366,13 @@ def schema(spec: OpSpec, backward: bool) -> str:
     return f"({', '.join(parts)}) -> {returns}"
 
 
-def check(spec: OpSpec, request: Request) -> Shapes:
-    """Refuse whatever the declaration does not accept, before anything is allocated or launched.
-
-    TypeError for a dtype, ValueError for a shape, device or value; the message says what was wrong and what is accepted.
-    """
-    direction, mask = spec.direction(request.backward), request.mask
-    title = f"{spec.name}_backward" if request.backward else spec.name
-    spec.contract(request.contract)
-    if mask is not None and len(mask) != len(direction.results):
-        raise ValueError(f"{title}: wanted must have {len(direction.results)} entries, got {len(mask)}")
-    fixed = dict(spec.fixed_sizes)
-    limits = {axis: (least, most) for axis, least, most in spec.size_limits}
-    sizes: dict[str, int] = {}
-    owner: dict[str, str] = {}
-    lead: tuple[int, ...] | None = None
-    lead_owner = ""
-    device: torch.device | None = None
-    for arg, tensor in zip(direction.inputs, request.tensors, strict=True):
-        if tensor is None:
-            if not arg.optional:
-                raise TypeError(f"{title}: {arg.name} must be a tensor, not None")
-            continue
-        if dtype_name(tensor.dtype) not in arg.dtypes:
-            accepted = " or ".join(f"torch.{name}" for name in arg.dtypes)
-            raise TypeError(f"{title}: {arg.name} has dtype {tensor.dtype}, expected {accepted}; cast it explicitly")
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{title}: {arg.name} has layout {tensor.layout}, expected a strided (dense) tensor")
-        form = f"({', '.join((['...'] if arg.rows else []) + [_axis(spec, axis) for axis in arg.axes])})"
-        count = len(arg.axes)
-        if tensor.dim() < count or (not arg.rows and tensor.dim() != count):
-            raise ValueError(f"{title}: {arg.name} has shape {tuple(tensor.shape)}, expected {form}")
-        split = tensor.dim() - count
-        for axis, size in zip(arg.axes, tensor.shape[split:], strict=True):
-            if axis in fixed and size != fixed[axis]:
-                wrong = f"{axis} must be {fixed[axis]}, got {size}"
-                raise ValueError(f"{title}: {arg.name} has shape {tuple(tensor.shape)}, expected {form}: {wrong}")
-            if axis in limits and not limits[axis][0] <= size <= limits[axis][1]:
-                raise ValueError(
-                    f"{title}: {arg.name}: {axis} = {size} is outside {limits[axis][0]} .. {limits[axis][1]}"
-                )
-            if axis in sizes and size != sizes[axis]:
-                raise ValueError(
-                    f"{title}: {arg.name} has {axis} = {size}, but {owner[axis]} has {axis} = {sizes[axis]}"
-                )
-            sizes[axis] = size
-            owner.setdefault(axis, arg.name)
-        if arg.rows:
-            here = tuple(tensor.shape[:split])
-            if lead is None:
-                lead, lead_owner = here, arg.name
-            elif here != lead:
-                raise ValueError(f"{title}: {arg.name} has batch shape {here}, but {lead_owner} has {lead}")
-        if device is None:
-            device = tensor.device
-        elif tensor.device != device:
-            raise ValueError(
-                f"{title}: {arg.name} is on {tensor.device}, but {direction.inputs[0].name} is on {device}"
-            )
-    for scalar, value in zip(spec.scalars, request.scalars, strict=True):
-        if not (math.isfinite(value) and value >= scalar.minimum):
-            raise ValueError(
-                f"{title}: {scalar.name} = {value} must be finite and at least {scalar.minimum:g}, {scalar.why}"
-            )
-    assert lead is not None
-    return Shapes(lead, sizes)
-
-
-def _axis(spec: OpSpec, axis: str) -> str:
-    return str(dict(spec.fixed_sizes).get(axis, axis))
-
-
 def _result_dtype(result: Result, grad_dtype: str) -> torch.dtype:
     return DTYPES[grad_dtype if result.dtype == "grad" else result.dtype]
 
 
-def _obstacle(arg: TensorArg, tensor: Tensor) -> str | None:
-    """Why no kernel can read the input in place, or None.
-
-    One rule for all operators: any row stride is read in place (also 0, also overlapping) as long as the last axis is
-    dense and the batch axes collapse to one stride.
-    """
-    count = len(arg.axes)
-    if count and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        return f"last axis has stride {tensor.stride(-1)}"
-    if arg.rows and tensor.dim() != count + 1:
-        lead = tensor.dim() - count
-        try:
-            tensor.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
-        except RuntimeError:
-            return f"batch axes with strides {tensor.stride()[:lead]} do not collapse to rows"
-    return None
-
-
-def _as_rows(arg: TensorArg, tensor: Tensor, obstacle: str | None) -> Tensor:
-    """The input as rows by trailing axes; copied to a dense layout, bytes unchanged, where there is an obstacle."""
-    dense = tensor if obstacle is None else tensor.contiguous()
-    lead = tensor.dim() - len(arg.axes)
-    if not arg.rows or lead == 1:
-        return dense
-    return dense.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
-
-
-def _layout(view: Tensor) -> Layout:
-    outer = [stride for size, stride in zip(view.shape[:-1], view.stride()[:-1], strict=True) if size > 1]
-    itemsize = view.element_size()
-    aligned = view.data_ptr() % 16 == 0 and all(stride * itemsize % 16 == 0 for stride in outer)
-    return Layout(dtype_name(view.dtype), tuple(view.stride()), aligned)
-
-
-def _tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (results,) if isinstance(results, Tensor) else tuple(results)
-
-
-def _autograd_function(op: Operator) -> type[torch.autograd.Function]:
-    """Autograd from the declaration: backward inputs named ``grad_<result>`` are upstream gradients, all others were saved."""
-    spec = op.spec
-    forward_inputs = [arg.name for arg in spec.forward.inputs]
-    forward_results = [result.name for result in spec.forward.results]
-    saved = [arg.name for arg in spec.backward.inputs if arg.name.removeprefix("grad_") not in forward_results]
-    saved += [arg.name for arg in spec.backward.inputs if arg.name in forward_results]
-
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
-            results = _tuple(op._forward_op(*args))
-        known = dict(zip(forward_inputs, args, strict=False)) | dict(zip(forward_results, results, strict=True))
-        ctx.save_for_backward(*(known[name] for name in saved))
-        ctx.rest = args[len(forward_inputs) :]
-        ctx.set_materialize_grads(False)
-        hidden = [result for result, declared in zip(results, spec.forward.results, strict=True) if declared.hidden]
-        if hidden:
-            ctx.mark_non_differentiable(*hidden)
-        return results
-
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-        known: dict[str, Tensor | None] = dict(zip(saved, ctx.saved_tensors, strict=True))
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{spec.name}: double backward (create_graph=True) is not supported; "
-                "a partial second derivative would be silently wrong"
-            )
-        grads = {f"grad_{name}": grad for name, grad in zip(forward_results, upstream, strict=True)}
-        tensors: list[Tensor | None] = []
-        for arg in spec.backward.inputs:
-            tensor = grads[arg.name] if arg.name in grads else known[arg.name]
-            if tensor is None and not arg.optional:
-                declared = spec.forward.result(arg.name.removeprefix("grad_"))
-                like = next(t for t in known.values() if t is not None)
-                tensor = like.new_zeros(ctx_shape(declared, known), dtype=DTYPES[declared.dtype])
-            tensors.append(tensor)
-        needed = dict(zip(forward_inputs, ctx.needs_input_grad, strict=False))
-        mask = [needed[result.name.removeprefix("grad_")] for result in spec.backward.results]
-        leaf = next(
-            (spec.forward.input(r.name.removeprefix("grad_")) for r in spec.backward.results if r.dtype == "grad"), None
-        )
-        grad_dtype = leaf.dtypes[0] if leaf is not None else "float32"
-        with torch._C._AutoDispatchBelowAutograd():
-            results = _tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
-        by_name = {
-            result.name.removeprefix("grad_"): value
-            for result, value, want in zip(spec.backward.results, results, mask, strict=True)
-            if want
-        }
-        return (*(by_name.get(name) for name in forward_inputs), *([None] * len(ctx.rest)))
-
-    def ctx_shape(declared: Result, known: dict[str, Tensor | None]) -> tuple[int, ...]:
-        rows = next((known[a.name], a) for a in spec.forward.inputs if a.rows and known.get(a.name) is not None)
-        tensor, arg = rows
-        assert tensor is not None
-        sizes = dict(spec.fixed_sizes)
-        for other in spec.forward.inputs:
-            value = known.get(other.name)
-            if value is not None:
-                sizes |= dict(zip(other.axes, value.shape[value.dim() - len(other.axes) :], strict=True))
-        return (*tensor.shape[: tensor.dim() - len(arg.axes)], *(sizes[axis] for axis in declared.axes))
-
-    return type(
-        f"{spec.name}_function",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
-    )
+def _levels_to_the_caller() -> int:
+    """The ``stacklevel`` at which a warning shows the line that called us, not ours or torch's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import threading
 from typing import TYPE_CHECKING
 
 from samebits import contract, ops
@@ -30,12 +31,18 @@ def spec(name: str) -> contract.OpSpec:
     return declared
 
 
-@functools.cache
-def operator(name: str) -> Operator:
-    """The operator itself: its torch ops are registered when this returns."""
-    from samebits.operator import Operator
+_operators: dict[str, Operator] = {}
+_registering = threading.RLock()
 
-    return Operator(spec(name))
+
+def operator(name: str) -> Operator:
+    """The operator itself: its torch ops are registered, once for the process, when this returns."""
+    with _registering:
+        if name not in _operators:
+            from samebits.operator import Operator
+
+            _operators[name] = Operator(spec(name))
+        return _operators[name]
 
 
 def public_names() -> tuple[str, ...]:

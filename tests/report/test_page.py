@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from samebits import verify
-from samebits.report import charts, load, view, write
+from samebits.report import charts, checks, load, models, view, write
 
 STAMP = {"gpu": "not installed", "torch": "2.0", "commit": "abc"}
 VOID = {"meta", "img", "br", "input"}
@@ -75,12 +77,28 @@ def _difference(name, differing):
     return {"name": name, "shape": (1, 4), "dtype": "bfloat16", "elements": 4, "differing": differing, **found}
 
 
+def _row(boundary, patched, given, varying):
+    return {
+        "module": "attn_hc",
+        "boundary": boundary,
+        "patched": patched,
+        "given": given,
+        "rows": 8,
+        "varying": varying,
+    }
+
+
 MODEL = {
     "title": "decoder layer", "transformers": "5", "torch": "2", "device": "cpu", "contracts": {"h_aggregate": "tree256"},
     "chained": [_difference("attn_hc.post", 0), _difference("attn_hc.collapsed", 2), _difference("layer", 4)],
     "isolated": [_difference("attn_hc.collapsed", 2)], "first": _difference("attn_hc.collapsed", 2), "passed": True,
     "checks": [{"name": "the unpatched bits are back", "passed": True, "detail": ""}],
     "findings": [{"question": "dtype?", "answer": "float32"}],
+    "causes": [{"module": "attn_hc.collapsed", "elements": 4, "unexplained": 1,
+                "steps": [{"habit": "adds <in order>", "moved": 2}, {"habit": "rounds early", "moved": 0}]}],
+    "rows": [_row("collapsed", True, models.FROM_STREAMS, 7), _row("collapsed", False, models.FROM_STREAMS, 5),
+             _row("collapsed", True, "the bits it has in the batch", 3), _row("pre", True, models.FROM_STREAMS, 8)],
+    "split": [_difference("ours: layer", 0), _difference("theirs: attn_hc.comb", 2)],
 }  # fmt: skip
 
 
@@ -98,7 +116,9 @@ def test_full_page():
     check = verify.check(
         "h_aggregate", backend="reference", device="cpu", rows=5, sizes={"D": 64}, only=["batch", "accuracy"]
     )
-    recorded = load.Recorded((check.to_json(),), AUDIT, (MODEL,), (_line(), _line(shape={"T": 1, "D": 4096}, us=4.0)))
+    recorded = load.Recorded(
+        (check.to_json(),), None, AUDIT, (MODEL,), (_line(), _line(shape={"T": 1, "D": 4096}, us=4.0))
+    )
     text = write.render(recorded, STAMP)
     page = Structure(text)
     assert page.ids == ["checks", "audit", "models", "bench"]
@@ -202,3 +222,184 @@ def test_command_writes_the_page(tmp_path: Path):
     result = CliRunner().invoke(cli.build(words), words)
     assert result.exit_code == 0, result.output
     Structure((tmp_path / "r" / "index.html").read_text())
+
+
+def _texts(table):
+    return [tuple(cell.text for cell in row) for row in table.rows]
+
+
+def _model_tables(**changes):
+    return {table.title: table for table in models.group(MODEL | changes).tables}
+
+
+def test_first_difference_leads_the_models():
+    table = models.overview((MODEL, MODEL | {"first": None, "title": "same"}))
+    shown = _texts(table)
+    assert shown[0][:4] == ("decoder layer", "attn_hc.collapsed", "2", "4")
+    assert shown[0][-2:] == ("4 of 4", "1 hold")
+    assert shown[1][1] == "none"
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_causes_end_with_what_they_leave():
+    table = _model_tables()["Why they differ"]
+    assert _texts(table) == [
+        ("attn_hc.collapsed", "adds <in order>", "2", "4", ""),
+        ("attn_hc.collapsed", "rounds early", "0", "4", "1"),
+    ]
+    assert table.rows[-1][-1].state == "none"  # something is left, which is not nothing
+    explained = _model_tables(causes=[MODEL["causes"][0] | {"unexplained": 0}])["Why they differ"]
+    assert explained.rows[-1][-1].state == "good"
+
+
+def test_rows_show_both_models_and_judge_only_ours():
+    table = _model_tables()["Does a row vary with the batch?"]
+    assert _texts(table) == [
+        ("attn_hc.collapsed", "the bits it has in the batch", "3 of 8", "-"),
+        ("attn_hc.collapsed", models.FROM_STREAMS, "7 of 8", "5 of 8"),
+        ("attn_hc.pre", models.FROM_STREAMS, "8 of 8", "-"),
+    ]
+    assert [row[2].state for row in table.rows] == ["bad", "open", "open"]
+    assert {row[3].state for row in table.rows} == {"open"}
+
+
+def test_row_names_are_those_of_the_comparison():
+    from samebits.models.deepseek_v4 import rows
+
+    assert models.FROM_STREAMS == rows.FROM_STREAMS
+
+
+def test_split_shows_where_each_model_leaves_itself():
+    table = _model_tables()["One sequence alone and in the batch"]
+    assert [row[:3] for row in _texts(table)] == [
+        ("with our operators", "none: same bits everywhere", ""),
+        ("the class", "attn_hc.comb", "2"),
+    ]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert "One sequence alone and in the batch" not in _model_tables(split=[])
+
+
+def test_every_model_table_reaches_the_page():
+    text = write.render(load.Recorded(models=(MODEL, MODEL)), STAMP)
+    Structure(text)
+    for title in (*_model_tables(), "Where they first differ", "adds &lt;in order&gt;"):
+        assert title in text, title
+    assert text.count('<details class="group" open>') == 1  # the first; the others are folded
+
+
+def test_broken_claims_have_their_detail():
+    claims = [{"name": "a", "passed": True, "detail": ""}, {"name": "b", "passed": False, "detail": "attn_hc"}]
+    table = _model_tables(checks=claims)["What must hold"]
+    assert _texts(table) == [("a", "holds", ""), ("b", "broken", "attn_hc")]
+    assert models.overview((MODEL | {"checks": claims},)).rows[0][-1].text == "1 broken"
+
+
+def _failed_check():
+    check = verify.check("torch.nn.functional.rms_norm", device="cpu", rows=5, only=["batch", "accuracy"]).to_json()
+    broken = json.loads(json.dumps(check))
+    broken["passed"] = False
+    entry = {"result": "y", "label": "batch size 1 vs 5", "what": "row 0: 0x1", "reproduce": "again", "also": 2}
+    broken["checks"][1] |= {"name": "forward_invariance", "status": "fail", "failures": [entry]}
+    return broken
+
+
+def test_example_of_a_failure_counts_nowhere():
+    example = _failed_check()
+    passing = json.loads(json.dumps(example)) | {"passed": True, "candidate": "ours"}
+    passing["checks"][1] |= {"status": "pass", "failures": []}
+    recorded = load.Recorded(checks=(passing,), example=example)
+    text = write.render(recorded, STAMP)
+    assert Structure(text).ids == ["checks", "failure", "audit", "models", "bench"]
+    assert "1 of 1" in text and "tile bad" not in text
+    section = text[text.index('id="failure"') : text.index('id="audit"')]
+    for words in ("batch size 1 vs 5 (and 2 more alike)", "row 0: 0x1", "again", '<span class="mark">fail</span>'):
+        assert words in section, words
+    assert "whose rows depend on what else is in the batch" in section
+
+
+def test_example_that_holds_here_says_so():
+    example = _failed_check()
+    example["checks"][1] |= {"status": "pass", "failures": []}
+    assert len(checks.failing_example(example)) == 1
+    assert "its bits did not vary, which proves nothing" in write.render(load.Recorded(example=example), STAMP)
+
+
+def test_speed_of_another_run_says_so():
+    lines = (_line(), _line(commit="d" * 40, shape={"T": 1, "D": 4096}, us=4.0))
+    here = view.page(load.Recorded(bench=lines), STAMP)
+    there = view.page(load.Recorded(bench=lines, bench_note="Recorded elsewhere."), STAMP)
+    assert "not by this run" in there.tiles[-1].detail and "not by this run" not in here.tiles[-1].detail
+    text = write.render(load.Recorded(bench=lines, bench_note="Recorded elsewhere."), STAMP)
+    assert '<p class="recorded">Recorded elsewhere.</p>' in text
+    stamps = there.bench[0]
+    assert stamps.title == "Where it was measured"
+    assert [row[-1] for row in _texts(stamps)] == ["1", "1"]
+    assert all(digit * 40 in text for digit in "cd")
+
+
+def test_header_is_short_and_right():
+    shown = view.page(
+        load.Recorded(), {"gpu": "not installed", "triton": "not installed", "commit": "a" * 40 + "+dirty"}
+    )
+    assert shown.environment == {"gpu": "none", "triton": "not installed", "commit": "a" * 12 + "+dirty"}
+
+
+def test_changed_machine_code_is_no_good_audit():
+    clean = AUDIT | {"clean": True, "reports": AUDIT["reports"][:1]}
+    tile = view.page(load.Recorded(audit=clean | {"lock": {"status": "same", "lines": []}}), STAMP).tiles[1]
+    assert (tile.value, tile.state) == ("0 findings", "good")
+    changed = load.Recorded(audit=clean | {"lock": {"status": "changed", "lines": ["removed: k"]}})
+    tile = view.page(changed, STAMP).tiles[1]
+    assert (tile.value, tile.state) == ("differs from lock", "bad")
+    assert "removed: k" in write.render(changed, STAMP)
+
+
+def _demo_run(tmp_path):
+    from rich.console import Console
+
+    from samebits.cli import demo
+
+    return demo, demo._Run(tmp_path, Console(quiet=True))
+
+
+def test_demo_reads_committed_times_and_no_folder_below(tmp_path: Path, monkeypatch):
+    from samebits import environment
+
+    demo, run = _demo_run(tmp_path)
+    monkeypatch.setattr(environment, "checkout", lambda: tmp_path)
+    assert demo._recorded_speed(run) == (None, "") and run.lines == []
+    folder = tmp_path / demo.RESULTS
+    (folder / "two_gpu_host").mkdir(parents=True)
+    (folder / "two_gpu_host" / "h.jsonl").write_text("not JSON")
+    (folder / "check_sm_90.json").write_text("not lines")
+    (folder / "h_aggregate.jsonl").write_text(json.dumps(_line()) + "\n")
+    lines, note = demo._recorded_speed(run)
+    assert lines == (_line(),)
+    assert "benchmarks/results/h_aggregate.jsonl" in note and "This run measured no time" in note
+    assert "two_gpu_host" not in note and "committed" not in note  # no git here
+    ((passed, said),) = run.lines
+    assert passed is None and "recorded on GPU at commit cccccccccccc" in said
+
+    (folder / "bad.jsonl").write_text("{}\n")
+    assert demo._recorded_speed(run) == (None, "")
+    assert run.lines[-1][0] is False and "bad.jsonl, line 1" in run.lines[-1][1]
+    monkeypatch.setattr(environment, "checkout", lambda: None)
+    assert demo._recorded_speed(run) == (None, "")
+
+
+def test_demo_dates_committed_times(tmp_path: Path):
+    demo, _ = _demo_run(tmp_path)
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x", "--date", "2001-02-03T04:05:06+00:00"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    assert re.fullmatch(r" \(committed \d{4}-\d\d-\d\d\)", demo._committed(tmp_path, path))
+    assert demo._committed(tmp_path, tmp_path / "never.jsonl") == ""
+
+
+def test_example_file_is_read(tmp_path: Path):
+    path = tmp_path / "example.json"
+    path.write_text(json.dumps(_failed_check()))
+    recorded = load.load([], None, [], [], path)
+    assert recorded.checks is None and dataclasses.asdict(recorded)["example"]["passed"] is False

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from samebits.bench.case import Case, gradient_dtype
 from samebits.bench.work import Given, backward_tensors, default_scalars
+from samebits.checks import DTYPES
 from samebits.exact.compare import first_difference
-from samebits.operator import DTYPES, Operator
+from samebits.operator import Operator
 
 EDGE_ROWS = 4
 FOLD_ROWS = 131072

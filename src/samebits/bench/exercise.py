@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from samebits import dispatch, registry
+from samebits.checks import DTYPES
 from samebits.contract import OpSpec
-from samebits.operator import DTYPES, Operator
+from samebits.operator import Operator
 from samebits.verify.operators import draw
 
 ROWS = (1, 3, 33)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from samebits.bench.case import Case, upstream_dtype
+from samebits.checks import DTYPES
 from samebits.contract import OpSpec, TensorArg
-from samebits.operator import DTYPES
 
 
 def forward_inputs(spec: OpSpec, case: Case, device: torch.device, seed: int = 1) -> dict[str, Tensor]:

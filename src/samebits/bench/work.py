@@ -12,7 +12,8 @@ from torch import Tensor
 
 from samebits.bench.case import Case, gradient_dtype
 from samebits.bench.peers import Peer
-from samebits.operator import DTYPES, Operator
+from samebits.checks import DTYPES
+from samebits.operator import Operator
 
 Run = Callable[[], tuple[Tensor, ...]]
 

@@ -111,6 +111,14 @@ def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
+        except ModuleNotFoundError as error:
+            if os.environ.get(TRACEBACK_VARIABLE):
+                raise
+            package = (error.name or "").split(".")[0]
+            extra = {"cuda": "cuda", "triton": "triton", "matplotlib": "report", "transformers": "models"}.get(package)
+            cure = f": pip install 'samebits[{extra}]'" if extra else ""
+            typer.echo(f"error: this needs the module {error.name!r}, which is not installed{cure}", err=True)
+            raise typer.Exit(2) from None
         except (UserError, ValueError, OSError) as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,20 +27,23 @@ ARCHES = ("sm_90",)
 SHOWN_FINDINGS = 12
 SHOWN_TO_FAIL = "torch.mm"
 """A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
+RESULTS = Path("benchmarks") / "results"
+"""Committed times of the GPU program, in a checkout; folders below it are of other machines and are not read."""
+_WORDS = {True: "[green]ok[/green]    ", False: "[red]FAIL[/red]  ", None: "[yellow]note[/yellow]  "}
 
 
 @dataclass
 class _Run:
     out: Path
     console: Console
-    lines: list[tuple[bool, str]] = field(default_factory=list)
-    """(passed, what) for the summary."""
+    lines: list[tuple[bool | None, str]] = field(default_factory=list)
+    """(passed, what) for the summary; None: worth saying, not judged by this run."""
     started: float = field(default_factory=time.perf_counter)
 
     def part(self, title: str) -> None:
         self.console.rule(f"{title}  \\[{time.perf_counter() - self.started:.0f} s]")
 
-    def say(self, passed: bool, what: str) -> None:
+    def say(self, passed: bool | None, what: str) -> None:
         self.lines.append((passed, what))
 
     def write(self, name: str, content: Any) -> None:
@@ -49,7 +53,7 @@ class _Run:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of index.html and the JSON behind it.")] = Path("report"),
 ) -> None:
-    """Check both operators, audit every kernel, compare a DeepSeek-V4 layer with itself, and write the report.
+    """Check every operator, audit every kernel, compare a DeepSeek-V4 layer with and without them, write the report.
 
     No GPU needed; a few minutes on two CPU cores. Exit code 1 if anything that should pass does not.
     """
@@ -58,20 +62,23 @@ def demo(
 
     out.mkdir(parents=True, exist_ok=True)
     run = _Run(out, output.console())
-    checks = _checks(run)
-    recorded = Recorded(checks=tuple(checks), audit=_audit(run), models=tuple(_models(run)))
+    checks, example = _checks(run)
+    audit = _audit(run)
+    models = tuple(_models(run))
+    times, source = _recorded_speed(run)
+    recorded = Recorded(tuple(checks), example, audit, models, bench=times, bench_note=source)
     page = write(recorded, out)
 
     run.part("summary")
     for passed, what in run.lines:
-        run.console.print(f"[green]ok[/green]    {escape(what)}" if passed else f"[red]FAIL[/red]  {escape(what)}")
+        run.console.print(_WORDS[passed] + escape(what))
     run.console.print(f"report: {page}  ({time.perf_counter() - run.started:.0f} s)", highlight=False)
-    if not all(passed for passed, _ in run.lines):
+    if any(passed is False for passed, _ in run.lines):
         raise typer.Exit(1)
 
 
-def _checks(run: _Run) -> list[dict[str, Any]]:
-    """Every operator and contract by its reference, then the library operator that does not hold."""
+def _checks(run: _Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every operator and contract by its reference; and, apart, the library operator that does not hold."""
     from samebits import registry, verify
     from samebits.verify.report import show
 
@@ -97,11 +104,11 @@ def _checks(run: _Run) -> list[dict[str, Any]]:
         if varies
         else "did not vary on this machine, which proves nothing"
     )
-    run.say(True, f"{SHOWN_TO_FAIL} for comparison: {said}")
-    ours = [report.to_json() for report in found]
+    run.say(None, f"{SHOWN_TO_FAIL} for comparison: {said}")
+    ours, theirs = [report.to_json() for report in found], example.to_json()
     run.write("check.json", ours)
-    run.write("check-example.json", example.to_json())
-    return ours
+    run.write("check-example.json", theirs)
+    return ours, theirs
 
 
 def _audit(run: _Run) -> dict[str, Any]:
@@ -189,6 +196,39 @@ def _models(run: _Run) -> list[dict[str, Any]]:
     content = [comparison.to_json() for comparison in found]
     run.write("model.json", content)
     return content
+
+
+def _recorded_speed(run: _Run) -> tuple[tuple[dict[str, Any], ...] | None, str]:
+    """The committed times of a checkout and where they come from; none in an installed package."""
+    from samebits import environment
+    from samebits.bench import results, targets
+
+    root = environment.checkout()
+    files = sorted((root / RESULTS).glob("*.jsonl")) if root is not None else []
+    if root is None or not files:
+        return None, ""
+    try:
+        lines = results.read(files)
+    except (OSError, ValueError) as error:
+        run.say(False, f"recorded speed: {error}")
+        return None, ""
+    verdicts, unheard = targets.judge(lines)
+    met = sum(verdict.met is True for verdict in verdicts)
+    measured = [line for line in lines if "skipped" not in line]
+    stamps = dict.fromkeys(f"{line['gpu']} at commit {line['commit'][:12]}" for line in measured)
+    run.say(None, f"speed, recorded on {', '.join(stamps)}: {met} of {len(verdicts) + len(unheard)} targets met")
+    shown = ", ".join(f"{path.relative_to(root)}{_committed(root, path)}" for path in files)
+    return tuple(lines), f"Recorded elsewhere and read from {shown}. This run measured no time."
+
+
+def _committed(root: Path, path: Path) -> str:
+    """The day on which a file was committed, or nothing where git cannot say."""
+    words = ["git", "-C", str(root), "log", "-1", "--format=%cs", "--", str(path)]
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f" (committed {found})" if found else ""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def folder() -> Path:
 
 def key(kernel: CudaKernel, arch: str) -> str:
     state = hashlib.sha256()
-    parts = [nvrtc.version(), kernel.source, nvrtc.source_text(kernel), *nvrtc.options(kernel, arch)]
+    parts = [nvrtc.release(), kernel.source, nvrtc.source_text(kernel), *nvrtc.options(kernel, arch)]
     for name, text in nvrtc.headers(kernel.op).items():
         parts += [name, text]
     for part in parts:

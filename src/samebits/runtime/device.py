@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 
 import torch
 
@@ -35,8 +36,12 @@ def missing(backend: str) -> str | None:
         for module in ("cuda.core", "cuda.bindings"):
             if not _importable(module):
                 return f"module {module!r} is not installed: pip install 'samebits[cuda]'"
-    if backend == "triton" and not _importable("triton"):
-        return "module 'triton' is not installed: pip install 'samebits[triton]'"
+    if backend == "triton":
+        if not _importable("triton"):
+            return "module 'triton' is not installed: pip install 'samebits[triton]'"
+        for variable in ("TRITON_INTERPRET", "PTXAS_OPTIONS", "DISABLE_PTXAS_OPT"):
+            if os.environ.get(variable):
+                return f"{variable} is set, and the bits of Triton under it are not proven; unset it"
     return None
 
 

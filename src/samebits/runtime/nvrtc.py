@@ -7,12 +7,16 @@ outside: no fast-math, no contraction, no flush-to-zero, IEEE division and squar
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device")
+_APPENDED = ("NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS")
+"""Variables through which NVRTC could take options that we do not see."""
 _RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=false", "fast_math")
 
 
@@ -69,6 +73,17 @@ def version() -> str:
 
 
 @functools.cache
+def release() -> str:
+    """The version, with that of the package it came in where there is one: patch releases may differ in code."""
+    for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+        try:
+            return f"{version()} ({package} {importlib.metadata.version(package)})"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return version()
+
+
+@functools.cache
 def headers(op: str) -> dict[str, str]:
     """Our ``.cuh`` files by name, general ones and the operator's own: everything its kernels may include."""
     folders = (files("samebits") / "csrc", files("samebits") / "ops" / op)
@@ -92,6 +107,9 @@ def compile_kernel(kernel: CudaKernel, arch: str) -> Built:
     """Compile for ``arch``, e.g. ``sm_90a``. :class:`CompileError` carries NVRTC's log."""
     from cuda.bindings import nvrtc
 
+    for variable in _APPENDED:
+        if os.environ.get(variable):
+            raise CompileError(f"{variable} is set and could relax the arithmetic of {kernel.name}; unset it")
     own = headers(kernel.op)
     status, program = nvrtc.nvrtcCreateProgram(
         source_text(kernel).encode(),

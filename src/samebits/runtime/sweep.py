@@ -14,16 +14,18 @@ from samebits.runtime.launch import Launch
 from samebits.runtime.nvrtc import CudaKernel
 
 ROWS = (1, 128, 1024, 4096, 100_000)
-ODD = 17
+ODD, WIDE = 17, 16384
+"""Beside the tuned sizes: one that fits no vector, and one that no thread group can hold in registers."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Iterator[Call]:
-    """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes and an odd one."""
+    """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes, an odd and a wide one."""
     tuned = dict(spec.tuned)
     axes = [axis for axis, _, _ in spec.size_limits]
     sizes = [
-        dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*((*tuned.get(a, ()), ODD) for a in axes))
+        dict(zip(axes, chosen, strict=True))
+        for chosen in itertools.product(*((*tuned.get(a, ()), ODD, WIDE) for a in axes))
     ]
     for contract, backward, size, count in itertools.product(spec.contracts, (False, True), sizes, rows):
         full = size | dict(spec.fixed_sizes)

@@ -23,12 +23,17 @@ import torch
 from torch import Tensor
 
 from samebits import registry
+from samebits.checks import DTYPES
 from samebits.contract import TensorArg
 from samebits.exact.bits import canonical_nan, digest
-from samebits.operator import DTYPES
 from samebits.verify import inputs
 from samebits.verify.operators import draw, stream_name
 from samebits.verify.report import environment
+
+
+AWAITING_GPU: dict[str, tuple[str, ...]] = {"sm_90": ("t6_1000_tiny", "t1_1000_tiny")}
+"""Cases that are newer than the record of an architecture. Its file may lack them, them alone and all of them together;
+what it does hold must agree. The next run of the GPU program records them, and then the entry has to go."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ def standard_cases(axis: str) -> tuple[Case, ...]:
         Case("t16_128_second_dtypes", 16, ((axis, 128),), second_dtypes=True),
         Case("t16_128_bfloat16_gradients", 16, ((axis, 128),), grad_dtype="bfloat16"),
         *(Case(f"t6_1000_{p}", 6, ((axis, 1000),), pattern=p) for p in inputs.PATTERNS if p != "normal"),
+        # One row, because ordinary rows beside it would hide subnormals in a gradient that sums over rows.
+        Case("t1_1000_tiny", 1, ((axis, 1000),), pattern="tiny"),
     )
 
 
@@ -117,21 +124,29 @@ def compare(path: Path, device: str | None = None, backend: str | None = None) -
     """What differs from the file when computed now, by default on its own kind of device and backend; empty if nothing does."""
     stored = json.loads(path.read_text())
     now = compute(device or stored["device"], backend or stored["backend"])
-    return differences(stored["digests"], now)
+    return differences(stored["digests"], now, AWAITING_GPU.get(path.stem, ()))
 
 
-def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
+def differences(stored: dict[str, str], now: dict[str, str], awaiting: Sequence[str] = ()) -> list[str]:
+    """What differs, one line each. A digest that one side lacks is a difference too, unless its case is ``awaiting``."""
+
+    def excused(key: str) -> bool:
+        return key.split("/")[3] in awaiting if awaiting else False
+
     changed = [key for key in sorted(stored.keys() & now.keys()) if stored[key] != now[key]]
     lines = [f"{key}: stored {stored[key][:12]}, now {now[key][:12]}" for key in changed]
-    lines += [f"{key}: stored, but no longer computed" for key in sorted(stored.keys() - now.keys())]
-    lines += [f"{key}: computed, but not stored" for key in sorted(now.keys() - stored.keys())]
+    lines += [
+        f"{key}: stored, but no longer computed" for key in sorted(stored.keys() - now.keys()) if not excused(key)
+    ]
+    lines += [f"{key}: computed, but not stored" for key in sorted(now.keys() - stored.keys()) if not excused(key)]
     return lines
 
 
 def disagreements_with_portable(path: Path, portable: Path) -> list[str]:
-    """Portable results for which an architecture's file has other bits than ``portable.json``."""
+    """Portable results for which an architecture's file has other bits than ``portable.json``, or none though it should."""
     arch, everywhere = json.loads(path.read_text())["digests"], json.loads(portable.read_text())["digests"]
-    return differences(everywhere, {key: value for key, value in arch.items() if is_portable(key)})
+    here = {key: value for key, value in arch.items() if is_portable(key)}
+    return differences(everywhere, here, AWAITING_GPU.get(path.stem, ()))
 
 
 def main() -> int:

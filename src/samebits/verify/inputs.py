@@ -24,6 +24,7 @@ PATTERNS = (
     "wide",
     "cancelling",
     "subnormal",
+    "tiny",
     "zero",
     "minus_zero",
     "inf",
@@ -38,6 +39,9 @@ FINITE_PATTERNS = ("normal", "zero", "small_mean", "minus_zero")
 
 PARAMETER_ROW = 0
 _SUBNORMAL_SCALE = {torch.float32: -139, torch.bfloat16: -130, torch.float16: -20}
+TINY = (-64,)
+"""Exponents of ``tiny``, for columns 0, 1, ... in turn. As they are, the products of two inputs are subnormal in FP32."""
+_TINY_SPREAD = 8
 _HUGE_SCALE = {torch.float32: 127, torch.bfloat16: 127, torch.float16: 15}
 
 
@@ -69,8 +73,8 @@ def draw(sample: str, word: Words) -> Values:
     raise ValueError(f"no sample named {sample!r}; choose one of 'normal', 'weight', 'positive', 'ones'")
 
 
-def shape_values(pattern: str, values: Values, word: Words, dtype: torch.dtype) -> Values:
-    """One row of values turned into the pattern; ``word`` decides where."""
+def shape_values(pattern: str, values: Values, word: Words, dtype: torch.dtype, tiny: tuple[int, ...] = TINY) -> Values:
+    """One row of values turned into the pattern; ``word`` decides where, ``tiny`` how small the values of ``tiny`` are."""
     at = int(word[0] % np.uint64(max(values.size, 1))) if values.size else 0
     if pattern == "normal":
         return values
@@ -87,6 +91,11 @@ def shape_values(pattern: str, values: Values, word: Words, dtype: torch.dtype) 
         return large
     if pattern == "subnormal":
         return np.ldexp(values, _SUBNORMAL_SCALE[dtype])
+    if pattern == "tiny":
+        # 2^-64 .. 2^-71: products of two lie below 2^-126, and the least of them lose bits even from BF16 inputs.
+        exponent = np.resize(np.asarray(tiny, dtype=np.int64), values.shape)
+        spread = ((word >> np.uint64(8)) % np.uint64(_TINY_SPREAD)).astype(np.int64)
+        return np.ldexp(values, np.where(exponent, exponent - spread, 0))
     if pattern == "zero":
         return np.zeros_like(values)
     if pattern == "minus_zero":
@@ -113,6 +122,7 @@ def row_tensor(
     seed: int = 0,
     sample: str = "normal",
     pattern: str = "normal",
+    tiny: tuple[int, ...] = TINY,
 ) -> Tensor:
     """(len(rows), *shape) on the CPU. ``stream`` names operator and input, e.g. ``"h_aggregate/pre"``."""
     count = int(np.prod(shape, dtype=np.int64))
@@ -120,7 +130,9 @@ def row_tensor(
     for index, row in enumerate(rows):
         word = words(seed, stream, row, max(count, 1))[:count]
         drawn = draw(sample, word)
-        values[index] = shape_values(pattern if row % 2 == 0 else "normal", drawn, word, dtype) if count else drawn
+        values[index] = (
+            shape_values(pattern if row % 2 == 0 else "normal", drawn, word, dtype, tiny) if count else drawn
+        )
     # FP64 -> FP32 is exact except where FP32 overflows or goes subnormal; then one nearest-even rounding to the dtype.
     return torch.from_numpy(values.reshape(len(rows), *shape)).to(dtype)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from samebits import registry
+from samebits.checks import DTYPES, dtype_name
 from samebits.contract import OpSpec, TensorArg
-from samebits.operator import DTYPES, dtype_name
 from samebits.verify import inputs
 from samebits.verify.subject import (
     GARBAGE_ROWS,
@@ -44,6 +44,13 @@ def stream_name(spec: OpSpec, name: str) -> str:
     return f"{spec.name}/{name}"
 
 
+def tiny_exponents(spec: OpSpec, arg: TensorArg) -> tuple[int, ...]:
+    """How small ``tiny`` values of an input are: what ``ops/<op>/cases.py`` says in ``TINY``, else the general scale."""
+    cases = importlib.import_module(f"samebits.ops.{spec.name}.cases")
+    declared: dict[str, tuple[int, ...]] = getattr(cases, "TINY", {})
+    return declared.get(arg.name, inputs.TINY)
+
+
 def draw(
     spec: OpSpec,
     arg: TensorArg,
@@ -57,7 +64,8 @@ def draw(
     shape = tuple(sizes[axis] for axis in arg.axes)
     dtype = dtype or DTYPES[arg.dtypes[0]]
     if arg.rows:
-        return inputs.row_tensor(stream_name(spec, arg.name), rows, shape, dtype, seed, arg.sample, pattern)
+        tiny = tiny_exponents(spec, arg)
+        return inputs.row_tensor(stream_name(spec, arg.name), rows, shape, dtype, seed, arg.sample, pattern, tiny)
     return inputs.parameter_tensor(stream_name(spec, arg.name), shape, dtype, seed, arg.sample)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samebits import registry
-from samebits.operator import dtype_name
+from samebits.checks import dtype_name
 from samebits.verify import callables
 from samebits.verify.callables import CallableSubject
 from samebits.verify.operators import CandidateSubject, OperatorSubject

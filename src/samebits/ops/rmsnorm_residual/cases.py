@@ -4,5 +4,9 @@ from samebits.verify.goldens import standard_cases
 
 CASES = standard_cases("D")
 
+TINY = {"x": (0, -124), "grad_y": (-124,), "grad_residual": (-124,)}
+"""Every other column of x is ordinary, so that eps does not swallow the row and the products with small gradients are
+subnormal; the columns between make y subnormal. (Were all of x small, rstd would be rsqrt(eps) and nothing would show.)"""
+
 PORTABLE = ("residual", "grad_x", "grad_gamma")
 """``rsqrt`` is the device's own, so y and rstd are not; given rstd, the backward uses only IEEE operations."""

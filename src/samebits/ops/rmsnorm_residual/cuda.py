@@ -113,18 +113,24 @@ def _ascending(
     return launches
 
 
+_HOLDS = {32: (1,), 128: (1, 4, 7), 512: (1, 2)}
+"""Threads per row, and how many vectors of it a thread may keep in registers without spilling on any architecture."""
+
+
 def _tree(call: Call, entry: str, choices: dict[str, int]) -> list[Launch]:
-    """Threads per row: many when rows are few, so that a row is read in one round; else just enough to hold a row."""
+    """Threads per row: many when rows are few, so that a row is read in one round; else just enough to hold a row.
+
+    A row that none of them can hold is read twice by 128 threads.
+    """
     vectors = -(-call.size("D") // 8)
     few = call.rows <= 2 * call.device.multiprocessors
-    order = [32, 128] if vectors <= 64 else [512, 128, 32] if few else [128, 32, 512]
     launches = []
-    for lanes in order:
-        hold = -(-vectors // lanes)
-        if lanes == 32 and hold > 4:
+    for lanes in [32, 128] if vectors <= 64 else [512, 128] if few else [128, 512]:
+        hold = next((h for h in _HOLDS[lanes] if h * lanes >= vectors), 0)
+        if hold == 0 and lanes != 128:
             continue
         rows_per_block = max(1, 128 // lanes)
-        kernel = _kernel(entry, choices | {"LANES": lanes, "HOLD": hold if hold <= 8 else 0})
+        kernel = _kernel(entry, choices | {"LANES": lanes, "HOLD": hold})
         launches.append(Launch(kernel, -(-call.rows // rows_per_block), max(128, lanes)))
     return launches
 

@@ -310,7 +310,7 @@ def plans(call: Call) -> tuple[Plan, ...]:
     block = min(1024, max(8, triton.next_power_of_2(call.size("D"))))
     vectors = min(512, triton.next_power_of_2(triton.cdiv(call.size("D"), 8)))
     rows = 512 // vectors
-    few = call.rows <= 4 * 132
+    few = call.rows <= 4 * call.device.multiprocessors
     wide = Plan(
         sums=Tile(32, 64 if aligned(call, "D") else 32, 1, stages=3),
         rewrite=Tile(1024 // block, block, 4),

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from samebits import registry
+from samebits.checks import DTYPES
 from samebits.contract import OpSpec, Result
 from samebits.exact.compare import first_difference
-from samebits.operator import DTYPES, Operator
+from samebits.operator import Operator
 from samebits.verify.inputs import PATTERNS
 from samebits.verify.layouts import LAYOUTS
 from samebits.verify.operators import OperatorSubject

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits import dispatch
-from samebits.operator import dtype_name
+from samebits.checks import dtype_name
 from samebits.verify.check import check
 from samebits.verify.conformance.base import Base, Target, assert_all_same, assert_same
 from samebits.verify.inputs import FINITE_PATTERNS, PATTERNS

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from samebits import dispatch
+from samebits.checks import DTYPES
 from samebits.dispatch import UnsupportedError
-from samebits.operator import DTYPES
 from samebits.verify.conformance.base import Base, Target, assert_all_same, assert_same
 from samebits.verify.layouts import LAYOUTS, first_row_far_stride, random_view
 from samebits.verify.operators import OperatorSubject
