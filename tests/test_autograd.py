@@ -60,5 +60,5 @@ def test_gradients_are_given_in_the_contract_s_dtypes_alone(name: str, dtype: st
         dtype,
         mask,
     ]
-    with pytest.raises(TypeError, match="grad_dtype must be torch.float32 or torch.bfloat16"):
+    with pytest.raises(TypeError, match="grad_dtype must be"):
         getattr(torch.ops.samebits, f"{name}_backward")(*arguments)

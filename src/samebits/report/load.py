@@ -16,9 +16,13 @@ class Recorded:
     """What a report is made from. None: that part was not run."""
 
     checks: tuple[dict[str, Any], ...] | None = None
+    example: dict[str, Any] | None = None
+    """Check result of a candidate that is shown for its failure and counts nowhere."""
     audit: dict[str, Any] | None = None
     models: tuple[dict[str, Any], ...] | None = None
     bench: tuple[dict[str, Any], ...] | None = None
+    bench_note: str = ""
+    """Where ``bench`` comes from, if another run measured it."""
 
 
 CHECK_KEYS = ("candidate", "options", "checks")
@@ -26,10 +30,17 @@ AUDIT_KEYS = ("clean", "reports")
 MODEL_KEYS = ("title", "chained", "checks")
 
 
-def load(check: Sequence[Path], audit: Path | None, model: Sequence[Path], bench: Sequence[Path]) -> Recorded:
+def load(
+    check: Sequence[Path],
+    audit: Path | None,
+    model: Sequence[Path],
+    bench: Sequence[Path],
+    example: Path | None = None,
+) -> Recorded:
     """Read every file. ValueError says which file is not what it was given as."""
     return Recorded(
         checks=tuple(entry for path in check for entry in _objects(path, "check", CHECK_KEYS)) if check else None,
+        example=_objects(example, "check", CHECK_KEYS)[0] if example else None,
         audit=_objects(audit, "audit", AUDIT_KEYS)[0] if audit else None,
         models=tuple(entry for path in model for entry in _objects(path, "model", MODEL_KEYS)) if model else None,
         bench=tuple(results.read(bench)) if bench else None,
