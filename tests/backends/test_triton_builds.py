@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("triton")
 
+from samebits import registry
 from samebits.audit.build import Build
 from samebits.runtime import triton_build, triton_launch
 
-OPERATORS = ("h_aggregate", "rmsnorm_residual")
+OPERATORS = registry.names()
 
 
 def builds(operator: str) -> tuple[Build, ...]:
@@ -32,8 +33,6 @@ def opcodes(kernel: Any, arch: int) -> collections.Counter[str]:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_labels_are_unique_and_contracts_known(operator: str) -> None:
-    from samebits import registry
-
     known = {contract.name for contract in registry.operator(operator).spec.contracts}
     made = builds(operator)
     assert len({build.label for build in made}) == len(made)

@@ -179,7 +179,10 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     orders_differ_on_this_data()
-    print(compare_h_aggregate() + compare_rmsnorm_residual(), "results compared")
+    from samebits import registry
+
+    # one function per operator, found by its name, so that a new operator cannot be forgotten
+    print(sum(globals()[f"compare_{name}"]() for name in registry.names()), "results compared")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import Any
 
@@ -18,7 +19,7 @@ WIDTHS = (1, 2, 7, 8, 17, 128, 4095, 4096, 4097, 7168, 2**20, 2**24)
 GRID_0, GRID_1 = 2**31 - 1, 65535
 CASES = [
     (name, backward, contract.name)
-    for name in ("h_aggregate", "rmsnorm_residual")
+    for name in registry.names()
     for backward in (False, True)
     for contract in registry.operator(name).spec.contracts
 ]
@@ -63,6 +64,7 @@ def launches(
 def test_every_plan_of_every_shape_can_be_launched(
     monkeypatch: pytest.MonkeyPatch, name: str, backward: bool, contract: str
 ) -> None:
+    """B9: from one row to 2^31 - 1."""
     plans = importlib.import_module(f"samebits.ops.{name}.triton").plans
     for rows in ROWS:
         for width in WIDTHS:
@@ -117,6 +119,19 @@ def test_wide_accesses_need_aligned_inputs_and_an_aligned_pitch(
 
 
 @pytest.mark.parametrize(("name", "backward", "contract"), CASES)
+def test_one_misaligned_input_is_enough(
+    monkeypatch: pytest.MonkeyPatch, name: str, backward: bool, contract: str
+) -> None:
+    """D1, D4: every pointer is looked at, that of a shared weight too."""
+    call = call_of(name, backward, contract, 9, 4096)
+    for index, (arg, layout) in enumerate(call.layouts):
+        bent = (*call.layouts[:index], (arg, Layout(layout.dtype, (), False)), *call.layouts[index + 1 :])
+        one = dataclasses.replace(call, layouts=bent)
+        for plan in importlib.import_module(f"samebits.ops.{name}.triton").plans(one):
+            assert not any(constants["ALIGNED"] for _, _, constants, _ in launches(monkeypatch, one, plan)), arg
+
+
+@pytest.mark.parametrize(("name", "backward", "contract"), CASES)
 def test_the_audit_sees_what_runs(monkeypatch: pytest.MonkeyPatch, name: str, backward: bool, contract: str) -> None:
     module = importlib.import_module(f"samebits.ops.{name}.triton")
     audited = {
@@ -135,7 +150,7 @@ def test_the_audit_sees_what_runs(monkeypatch: pytest.MonkeyPatch, name: str, ba
 
 @pytest.mark.parametrize("rows", [1, 16, 2**31])
 def test_triton_specialises_on_types_alone(rows: int) -> None:
-    """What Triton would compile for a call has the types of the audited build, and nothing else to depend on."""
+    """G9: what Triton would compile for a call has the types of the audited build, and nothing else to depend on."""
     import torch
     from triton.backends.compiler import BaseBackend
     from triton.runtime.jit import create_function_from_signature

@@ -130,9 +130,21 @@ def test_exercise_shapes():
     for name in registry.names():
         shapes = list(exercise.shapes(registry.spec(name)))
         widths = {size["D"] for _, size, _ in shapes}
-        assert widths == {*exercise.ODD_SIZES, *dict(registry.spec(name).tuned)["D"]}
-        assert {rows for rows, _, _ in shapes} == set(exercise.ROWS)
+        assert widths == {*exercise.ODD_SIZES, *dict(registry.spec(name).tuned)["D"], 40000, 131072}
+        assert {rows for rows, _, _ in shapes} == {*exercise.ROWS, 2}
+        assert all(rows <= 2 for rows, size, _ in shapes if size["D"] >= 40000)
+        assert {strided for _, size, strided in shapes if size["D"] == 131072} == {True, False}
         assert any(strided for _, _, strided in shapes)
+
+
+def test_exercise_makes_few_calls_with_long_rows(monkeypatch):
+    """A checker takes its time for every addition of a chain; what long rows are for is their way through shared memory."""
+    calls = []
+    monkeypatch.setattr(exercise, "LONG", 136)
+    for size in (17, 136):
+        monkeypatch.setattr(exercise, "shapes", lambda spec, size=size: [(1, {"D": size}, False)])
+        calls.append(exercise.exercise("rmsnorm_residual", torch.device("cpu"), ("reference",)))
+    assert calls == [2 * (1 + 2 * 2 * 3), 2 * (1 + 2)]  # contracts; forward, absent inputs, dtypes, results
 
 
 def test_golden_part_on_the_reference(tmp_path: Path, capsys):

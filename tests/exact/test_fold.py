@@ -1,4 +1,4 @@
-"""The orders, against the plainest spelling of each in Python numbers rounded to FP32 by numpy."""
+"""The orders (H16), against the plainest spelling of each in Python numbers rounded to FP32 by numpy."""
 
 import numpy as np
 import pytest

@@ -11,6 +11,7 @@ class TestHAggregate(Conformance):
 
 
 def test_four_minus_zeros_stay_minus_zero() -> None:
+    """E9"""
     hidden = h_aggregate(torch.ones(2, 4), torch.full((2, 4, 3), -0.0).bfloat16())
     assert hidden.signbit().all()
 

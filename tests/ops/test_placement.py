@@ -1,5 +1,7 @@
 """Tensors that are not where an operator can read them are refused, never gathered or re-interpreted."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ def mesh(tmp_path):
 
 
 def test_distributed_tensors_are_refused(mesh):
-    """No sharding rule is registered: a wrong one (partial sums, mixed placements) would be silent."""
+    """F13, F6. No sharding rule is registered: a wrong one (partial sums, mixed placements) would be silent."""
     for name in registry.names():
         spec = registry.spec(name)
         sizes = resolve_sizes(spec, {axis: 8 for axis, _, _ in spec.size_limits})
@@ -27,6 +29,11 @@ def test_distributed_tensors_are_refused(mesh):
             placed = [distribute_tensor(t, mesh, [placement]) for t in local]
             with pytest.raises(NotImplementedError, match="sharding strategy"):
                 registry.operator(name).forward(*placed)
+        upstream = [draw(spec, arg, range(4), sizes, 0) if arg.axes else torch.ones(4) for arg in spec.backward.inputs]
+        placed_upstream = [distribute_tensor(t, mesh, [Replicate()]) for t in upstream]
+        for wanted in itertools.product((True, False), repeat=len(spec.backward.results)):  # F6
+            with pytest.raises(NotImplementedError, match="sharding strategy"):
+                registry.operator(name).backward(*placed_upstream, wanted=wanted)
         with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
             registry.operator(name).forward(placed[0], *local[1:])
 
@@ -35,3 +42,16 @@ def test_tensors_without_storage_are_refused_by_layout():
     x = torch.randn(3, 8).bfloat16().to_sparse()
     with pytest.raises(ValueError, match=r"x has layout torch\.sparse_coo, expected a strided"):
         registry.operator("rmsnorm_residual").forward(x, torch.ones(8))
+
+
+def test_a_weight_that_mixed_precision_cast_is_refused():
+    """F13: what FSDP2's ``cast_forward_inputs`` does to FP32 side inputs, ours or the user's, is an error and not a loss."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import _cast_fp_tensor
+
+    for name in registry.names():
+        spec = registry.spec(name)
+        sizes = resolve_sizes(spec, {axis: 8 for axis, _, _ in spec.size_limits})
+        cast = [_cast_fp_tensor(torch.bfloat16, draw(spec, arg, range(4), sizes, 0)) for arg in spec.forward.inputs]
+        fp32 = next(arg.name for arg in spec.forward.inputs if arg.dtypes == ("float32",))
+        with pytest.raises(TypeError, match=rf"{fp32} has dtype torch\.bfloat16, expected torch\.float32"):
+            registry.operator(name).forward(*cast)

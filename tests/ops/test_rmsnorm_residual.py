@@ -50,3 +50,45 @@ def test_edge_rows(contract: str) -> None:
     assert not y[1].any() and y[1].signbit().all()
     assert not y[2].any()  # the sum of squares overflows: rstd = 0, as torch does
     assert digest(residual) == digest(x)
+
+
+@pytest.mark.parametrize("contract", ["ascending", "tree512"])
+def test_a_sum_of_squares_beyond_fp32_gives_zeros_as_torch_does(contract: str) -> None:
+    """E2: defined, the same on every backend (the conformance pattern "huge"), and what torch gives."""
+    gamma = torch.full((64,), 2.0)
+    x = torch.full((2, 64), 1e20).bfloat16()
+    x[1] = 1.0
+    y, _ = rmsnorm_residual(x, gamma, contract=contract)
+    expected = torch.nn.functional.rms_norm(x.float(), (64,), gamma, 1e-6).bfloat16()
+    assert not y[0].any() and not expected[0].any()
+    assert digest(y[1]) == digest(expected[1])
+
+
+@pytest.mark.parametrize("contract", ["ascending", "tree512"])
+def test_large_squares_are_no_overflow(contract: str) -> None:
+    """E1: 300 squared is beyond FP16; the row is widened before it is squared. (FP16 rows themselves are refused.)"""
+    y, _ = rmsnorm_residual(torch.full((1, 4096), 300.0).bfloat16(), torch.full((4096,), 3.0), contract=contract)
+    assert (y == 3).all()
+
+
+def test_y_is_rounded_once() -> None:
+    """E20: gamma is FP32 and never rounded, and x * rstd is not rounded to BF16 before it meets gamma."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(50, 96, generator=generator).bfloat16()
+    gamma = 1 + torch.randn(96, generator=generator)
+    y, _ = rmsnorm_residual(x, gamma)
+    rstd = torch.ops.samebits.rmsnorm_residual(x, gamma, 1e-6, "ascending", None)[2][:, None]
+    normalised = (x.double() * rstd.double()).float()
+    once = (normalised.double() * gamma.double()).float().bfloat16()
+    assert digest(y) == digest(once)
+    for twice in (normalised.bfloat16().float() * gamma, normalised * gamma.bfloat16().float()):
+        assert (twice.bfloat16() != once).float().mean() > 0.1  # so the difference would have been seen
+
+
+def test_a_single_row_of_zeros() -> None:
+    """B8: one dimension, no batch axis, and a gradient of the weight that is zeros, not leftovers."""
+    x, gamma = torch.zeros(4).bfloat16().requires_grad_(), torch.full((4,), 2.0, requires_grad=True)
+    y, residual = rmsnorm_residual(x, gamma)
+    (-(y.float().sum() + residual.float().sum())).backward()
+    assert y.shape == (4,) and gamma.grad is not None and x.grad is not None
+    assert digest(gamma.grad) == digest(torch.zeros(4)) and x.grad.isfinite().all()

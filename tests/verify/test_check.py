@@ -84,6 +84,7 @@ def test_the_broken_axis_is_named():
 
 
 def test_a_weight_of_ones_would_have_hidden_the_missing_gamma(monkeypatch):
+    """E17"""
     import dataclasses
 
     from samebits import registry

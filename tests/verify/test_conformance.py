@@ -1,17 +1,19 @@
 """Can the conformance tests fail? Each fault of a kernel is planted as a backend of its own and must be noticed."""
 
+import dataclasses
+import importlib
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 from samebits import dispatch, registry
-from samebits.ops.h_aggregate import reference as aggregate
-from samebits.ops.rmsnorm_residual import reference as norm
 from samebits.verify.conformance import Conformance, Target, base, sizes
+from samebits.verify.conformance import bits as bits_module
 from samebits.verify.layouts import LAYOUTS
 
-REFERENCE = {"h_aggregate": aggregate, "rmsnorm_residual": norm}
+REFERENCE = {name: importlib.import_module(f"samebits.ops.{name}.reference") for name in registry.names()}
 PLANTED = Target("triton", "cpu")
 """A backend that needs a GPU, replaced by one of ours that does not."""
 
@@ -103,9 +105,36 @@ def test_wrong_bits_are_seen(plant, fault):
 
 
 def test_a_lost_sign_of_zero_is_seen(plant):
+    """E9"""
     tests = plant(after=minus_zero)
     with pytest.raises(AssertionError, match="0x8000"):
         tests._assert_bits(PLANTED, "ascending", "minus_zero", 17, (0, 1, 9, 33))
+
+
+@pytest.mark.parametrize("op", sorted(REFERENCE))
+def test_flushed_subnormals_are_seen(plant, op):
+    """E10: a backend that flushes subnormals to zero, as a build with fast math does."""
+    tests = plant(op)
+    right = registry.operator(op)._backends["triton"].run
+
+    def flushed(*arguments):
+        assert torch.set_flush_denormal(True), "this processor cannot flush subnormals"
+        try:
+            right(*arguments)
+        finally:
+            torch.set_flush_denormal(False)
+
+    tests._assert_bits(PLANTED, "ascending", "tiny", 17, (0, 1, 9))
+    registry.operator(op)._backends["triton"].run = flushed
+    with pytest.raises(AssertionError, match=r"forward.*elements differ"):
+        tests._assert_bits(PLANTED, "ascending", "tiny", 17, (0, 1, 9))
+
+    def flushed_backward(call, *rest):
+        (flushed if call.backward else right)(call, *rest)
+
+    registry.operator(op)._backends["triton"].run = flushed_backward
+    with pytest.raises(AssertionError, match=r"backward.*elements differ"):
+        tests._assert_bits(PLANTED, "ascending", "tiny", 17, (0, 1, 9))
 
 
 def as_if_dense(call, inputs):
@@ -145,6 +174,7 @@ def narrow_offsets(call, plan, inputs, results):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_narrow_offset_is_seen(plant, monkeypatch, backward):
+    """C1, C2, C5"""
     monkeypatch.setattr(sizes, "OFFSET_LIMIT", 2**19)
     plant().test_offsets_beyond_32_bits(PLANTED, backward)
     with pytest.raises(AssertionError, match=r"row \d+ of \d+"):
@@ -170,7 +200,7 @@ def test_a_write_into_an_input_is_seen(plant, after):
 def test_an_unwritten_element_is_seen(plant):
     def run(call, plan, inputs, results, scalars):
         kept = {name: value[..., -1:].clone() for name, value in results.items()}
-        aggregate.run(call, None, inputs, results, scalars)
+        REFERENCE["h_aggregate"].run(call, None, inputs, results, scalars)
         for name, value in results.items():
             value[..., -1:] = kept[name]
 
@@ -231,6 +261,81 @@ def test_an_ignored_scalar_is_seen(plant):
     )
     with pytest.raises(AssertionError, match="is ignored"):
         tests.test_scalars_are_honoured(PLANTED, "ascending")
+
+
+@pytest.mark.parametrize("op", registry.names())
+def test_every_operator_is_tested(op):
+    file = Path(__file__).parents[1] / "ops" / f"test_{op}.py"
+    assert f'(Conformance):\n    op = "{op}"\n' in file.read_text()
+
+
+def test_the_quick_fold_is_the_fold():
+    """What judges very wide rows adds in the same order, with one rounding each, and keeps every sign of zero."""
+    from samebits.exact import fold
+    from samebits.exact.compare import first_difference
+    from samebits.verify.inputs import PATTERNS, row_tensor
+
+    terms = torch.cat([row_tensor("s", [0, 2], (3000,), torch.float32, pattern=p) for p in PATTERNS])
+    terms = torch.cat([terms, torch.full((1, 3000), -0.0)])
+    for dim in (-1, 0):
+        slow = fold.left_fold(terms, dim)
+        with bits_module.quick_folds():
+            quick = fold.left_fold(terms, dim)
+        assert first_difference(slow, quick, payloads=False) is None
+    assert first_difference(terms.sum(-1), fold.left_fold(terms, -1), payloads=False) is not None
+
+
+def second_chunk(call, plan, inputs, results):
+    """A kernel that forgets the columns beyond its first chunk."""
+    if call.size("D") > 300 and not call.backward:
+        results["hidden"][..., 300:] = 0
+
+
+def test_a_forgotten_chunk_is_seen(plant, monkeypatch):
+    monkeypatch.setattr(bits_module, "VERY_WIDE_WIDTHS", (1000,))
+    plant().test_bits_of_very_wide_rows(PLANTED, "ascending")
+    with pytest.raises(AssertionError, match="forward, 1 rows"):
+        plant(after=second_chunk).test_bits_of_very_wide_rows(PLANTED, "ascending")
+
+
+def test_a_launch_without_rows_is_seen(plant, monkeypatch):
+    tests, op = plant(), registry.operator("h_aggregate")
+    real = op._decision
+
+    def one_row(request):
+        decision = real(request)
+        return dataclasses.replace(decision, call=dataclasses.replace(decision.call, rows=1))
+
+    for backward in (False, True):
+        tests.test_no_rows(PLANTED, "ascending", backward)
+        with monkeypatch.context() as patch:
+            patch.setattr(op, "_decision", one_row)
+            with pytest.raises(AssertionError, match="without rows was launched"):
+                tests.test_no_rows(PLANTED, "ascending", backward)
+
+
+def test_a_call_that_remembers_is_seen(plant):
+    seen = []
+
+    def warm(call, plan, inputs, results):
+        seen.append(call)
+        if len(seen) > 2:
+            flip(next(iter(results.values())))
+
+    plant().test_cold_and_warm_calls_agree(PLANTED, "ascending", False)
+    with pytest.raises(AssertionError, match="a warm call"):
+        plant(after=warm).test_cold_and_warm_calls_agree(PLANTED, "ascending", False)
+
+
+def wrong_sum_of_many(call, plan, inputs, results):
+    if "grad_gamma" in results and call.rows > 65536:
+        flip(results["grad_gamma"])
+
+
+def test_a_wrong_sum_over_very_many_rows_is_seen(plant):
+    plant("rmsnorm_residual").test_very_many_rows(PLANTED, 65537)
+    with pytest.raises(AssertionError, match="grad_gamma of 65537 rows"):
+        plant("rmsnorm_residual", after=wrong_sum_of_many).test_very_many_rows(PLANTED, 65537)
 
 
 def test_views_of_every_layout_keep_or_own_their_values():

@@ -16,6 +16,8 @@ DIGESTS = {
     "cancelling/bfloat16": "2e7a6305ecd7a6ff",
     "subnormal/float32": "367dd0fc4e078246",
     "subnormal/bfloat16": "95eeed5be403f7c5",
+    "tiny/float32": "49a533401a6959ba",
+    "tiny/bfloat16": "e3ecf222c090d8c6",
     "zero/float32": "3ce0b2e33c27154b",
     "zero/bfloat16": "0e8a2f65b989b26a",
     "minus_zero/float32": "1364f6e6d52aaa7e",
@@ -82,6 +84,14 @@ def test_patterns_are_what_they_say(dtype):
     tiny = torch.finfo(dtype).tiny
     assert ((even("subnormal").abs() < tiny) & (even("subnormal") != 0)).any()
     assert (even("subnormal").abs() < tiny).float().mean() > 0.9
+    if dtype != torch.float16:  # whose products, in FP32, are never subnormal
+        products = even("tiny")[:, :, None].double() * even("tiny")[:, None].double()
+        small = products.abs() < torch.finfo(torch.float32).tiny
+        assert small.float().mean() > 0.99 and (products.float() != 0).float().mean() > 0.99
+        assert (products.float().double() != products).float().mean() > 0.2
+        alternating = inputs.row_tensor("s", [0], (64,), dtype, pattern="tiny", tiny=(0, -124))[0]
+        assert digest(alternating[::2]) == digest(inputs.row_tensor("s", [0], (64,), dtype)[0, ::2])
+        assert (alternating[1::2].abs() < 2.0**-120).all()
     assert not even("zero").any()
     negative_zero = (even("minus_zero") == 0) & even("minus_zero").signbit()
     assert negative_zero.any(1).all() and not negative_zero.all()

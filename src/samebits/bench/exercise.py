@@ -17,12 +17,19 @@ from samebits.verify.operators import draw
 ROWS = (1, 3, 33)
 ODD_SIZES = (17, 136)
 """One that no vector load fits, one that fits with a ragged tail."""
+LONG_SIZES = ((2, 40000, False), (1, 131072, False), (1, 131072, True))
+"""(rows, size, strided): rows that fill the shared memory of a block, and rows that come through it in several chunks, by
+vectors and element by element. Few rows and few calls, because a checker follows every addition of a chain."""
+LONG = 2**15
+"""From here on a row is long: its dtypes and subsets of results are those of the short ones, and are left to them."""
 OFFSET = 3
 """Elements before each row of a strided input, so that its rows are not aligned."""
 
 
 def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None) -> int:
     """Run every (contract, backend, direction, dtype, plan) of an operator; the number of calls. Nothing is compared.
+
+    Very long rows are the exception: every contract, backend, direction and plan, but one dtype and all results together.
 
     Inputs are drawn on the CPU, so that under a checker nearly all kernels on the device are ours.
     """
@@ -39,9 +46,9 @@ def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None =
 
 
 def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
-    """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones."""
+    """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones, a few very long rows."""
     tuned = dict(spec.tuned)
-    for axis, _, _ in spec.size_limits:
+    for axis, _, most in spec.size_limits:
         base = {other: values[0] for other, values in tuned.items() if other != axis}
         for size in ODD_SIZES:
             for rows in ROWS:
@@ -49,6 +56,9 @@ def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
             yield ROWS[1], base | {axis: size}, True
         for size in tuned.get(axis, ()):
             yield ROWS[1], base | {axis: size}, False
+        for rows, size, strided in LONG_SIZES:
+            if size <= most:
+                yield rows, base | {axis: size}, strided
 
 
 def _run(
@@ -70,14 +80,15 @@ def _run(
             saved = op.forward(*forward, contract=contract, backend=backend, **scalars)
         count += 1
     known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
-    for upstream, absent in itertools.product(_upstream_dtypes(spec), _absent(spec)):
+    few = 1 if max(size.values()) >= LONG else None
+    for upstream, absent in itertools.product(_upstream_dtypes(spec)[:few], _absent(spec)):
         backward = [
             None if a.name in absent else known[a.name].to(upstream.get(a.name, known[a.name].dtype))
             for a in spec.backward.inputs
         ]
-        for grad_dtype in (torch.float32, torch.bfloat16):
+        for grad_dtype in (torch.float32, torch.bfloat16)[:few]:
             for plan in range(_plans(op, True, backward, contract, backend)):
-                for wanted in _wanted(spec):
+                for wanted in _wanted(spec)[:few]:
                     with dispatch.force_plan(plan), torch.no_grad():
                         op.backward(
                             *backward,

@@ -98,7 +98,9 @@ def _choose(spec: OpSpec, call: Any, asked: str | None) -> tuple[Any, dict[str, 
                 importlib.import_module(f"samebits.ops.{spec.name}.{declared.name}").plans(call)
             )
         except ImportError as error:
-            trouble[declared.name] = f"its plans cannot be read here: {error}"
+            from samebits.runtime.device import missing
+
+            trouble[declared.name] = missing(declared.name) or f"its plans cannot be read here: {error}"
     return dispatch.choose(spec, call, asked, trouble, plans), plans
 
 

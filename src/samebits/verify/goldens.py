@@ -30,10 +30,9 @@ from samebits.verify import inputs
 from samebits.verify.operators import draw, stream_name
 from samebits.verify.report import environment
 
-
 AWAITING_GPU: dict[str, tuple[str, ...]] = {"sm_90": ("t6_1000_tiny", "t1_1000_tiny")}
-"""Cases that are newer than the record of an architecture. Its file may lack them, them alone and all of them together;
-what it does hold must agree. The next run of the GPU program records them, and then the entry has to go."""
+"""Cases that are newer than the record of an architecture. Its file may lack the digests of these cases and no
+others; those it has must agree. The next run of the GPU program records them, and then the entry has to go."""
 
 
 @dataclass(frozen=True)

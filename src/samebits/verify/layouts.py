@@ -84,6 +84,13 @@ def expanded_columns(tensor: Tensor) -> Tensor | None:
     return tensor[..., :1].clone().expand(tensor.shape) if tensor.dim() >= 1 and tensor.shape[-1] else None
 
 
+def expanded_everywhere(tensor: Tensor) -> Tensor | None:
+    """One element seen everywhere: every stride is 0."""
+    if tensor.dim() < 1 or not tensor.numel():
+        return None
+    return tensor[(slice(0, 1),) * tensor.dim()].clone().expand(tensor.shape)
+
+
 def overlapping_rows(tensor: Tensor) -> Tensor | None:
     """Each row starts one element after the one before: row stride 1, less than a row."""
     if tensor.dim() < 2 or not tensor.numel():
@@ -113,6 +120,7 @@ LAYOUTS: dict[str, Layout] = {
     "misaligned_4": misaligned(4),
     "expanded_rows": expanded_rows,
     "expanded_columns": expanded_columns,
+    "expanded_everywhere": expanded_everywhere,
     "overlapping_rows": overlapping_rows,
 }
 

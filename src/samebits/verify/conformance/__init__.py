@@ -4,7 +4,7 @@
         op = "my_op"
 
 plus what is special to it. On a CPU the reference is tested; with a GPU every other backend is, bit for bit against the
-reference. Comments name the kind of fault a test looks for (sections A to H of the list of hostile inputs).
+reference. Comments name the kind of fault a test looks for (docs/hostile-inputs.md).
 """
 
 from samebits.verify.conformance.base import Target

@@ -18,7 +18,7 @@ class Gradients(Base):
     # --- explicit backward ----------------------------------------------------------------------------------------
 
     def test_only_what_is_wanted(self, target: Target, contract: str) -> None:
-        # F4, for the explicit backward
+        # F4, F6, for the explicit backward: every mask
         subject = self.subject(target, contract)
         tensors = self.inputs(subject, subject.batch(range(9)), True)
         full = self.run(subject, tensors, backward=True)

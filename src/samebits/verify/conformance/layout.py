@@ -31,6 +31,7 @@ class Layout(Base):
             with dispatch.policy("silent"):
                 got = self.run(subject, given, backward)
             what = ", ".join(args[i].name for i in changed)
+            assert all(value.is_contiguous() for value in got.values()), f"strides of a result, layout of {what}"
             assert_all_same(self.run(subject, dense, backward), got, f"layout of {what}")
             for result, before in zip(given, dense, strict=True):
                 if result is not None and before is not None:
@@ -38,6 +39,7 @@ class Layout(Base):
         return True
 
     def test_layouts(self, target: Target, layout: str, backward: bool) -> None:
+        # A1, A2, A3, A5, A8, A10, D1, D4: each input in a foreign layout alone, shared weights too, then all of them together.
         for width in (1, 17, self.width) if target.device == "cpu" else (1, 17, self.width, 4096):
             subject = self.subject(target, width=width, rows=12)
             tensors = self.inputs(subject, subject.batch(range(12)), backward)
@@ -92,7 +94,7 @@ class Layout(Base):
                 assert_all_same(expected, self.run(subject, views, backward), change.__name__)
 
     def test_any_strides(self, target: Target, backward: bool) -> None:
-        # A2: seeded random permutations, steps, pitches and offsets of every input at once.
+        # A2, A11 (never square): seeded random permutations, steps, pitches and offsets of every input at once.
         import random
 
         subject = self.subject(target, width=24)

@@ -37,6 +37,15 @@ class Machinery(Base):
             torch.use_deterministic_algorithms(False)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
+    def test_cold_and_warm_calls_agree(self, target: Target, contract: str, backward: bool) -> None:
+        # H18: what a call remembers for the next one (decisions, loaded kernels) shows in no bit.
+        subject = self.subject(target, contract)
+        tensors = self.inputs(subject, subject.batch(range(9)), backward)
+        self.operator._decisions.clear()
+        cold = self.run(subject, tensors, backward)
+        for _ in range(3):
+            assert_all_same(cold, self.run(subject, tensors, backward), "a warm call")
+
     # --- torch's own machinery (G) --------------------------------------------------------------------------------
 
     def _op_arguments(self, subject: OperatorSubject, tensors: Sequence[Tensor], backward: bool) -> tuple[Any, ...]:
@@ -117,7 +126,7 @@ class Machinery(Base):
 
     @pytest.mark.gpu
     def test_runs_on_the_current_stream(self, target: Target, backward: bool) -> None:
-        # G6: a slow producer, our operator and a consumer on a side stream, a hundred times.
+        # G6, H13: a slow producer, our operator and a consumer on a side stream, a hundred times.
         subject = self.subject(target, rows=128)
         sources = self.inputs(subject, subject.batch(range(128)), backward)
         expected = self.run(subject, sources, backward)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from samebits.checks import DTYPES
 from samebits.contract import TensorArg
 from samebits.dispatch import UnsupportedError
 from samebits.exact.compare import first_difference
@@ -26,7 +27,12 @@ class Refusals(Base):
             bad[at] = value
             self._refused(subject, bad, backward, error, declared.name, *words)
 
-        refuse(good[at].double(), TypeError, *(f"torch.{name}" for name in declared.dtypes))
+        # E1, E19, E20, F13: an FP16 row, or an FP32 weight that something rounded to BF16 on the way, is not taken for granted.
+        accepted = [f"torch.{name}" for name in declared.dtypes]
+        refuse(good[at].double(), TypeError, *accepted)
+        for name, dtype in DTYPES.items():
+            if name not in declared.dtypes:
+                refuse(good[at].to(dtype), TypeError, f"torch.{name}", *accepted)
         refuse(good[at].tolist(), TypeError, "torch.Tensor")
         if not declared.optional:
             refuse(None, TypeError)
@@ -64,11 +70,12 @@ class Refusals(Base):
             self._refused(subject, good, backward, TypeError, "grad_dtype", grad_dtype=torch.float16)
         for scalar in self.spec.scalars:
             # E5
-            for value in (float("nan"), float("inf"), -1.0, scalar.minimum / 2):
+            for value in (float("nan"), float("inf"), -1.0, 0.0, scalar.minimum / 2):
                 self._refused(
                     subject, good, backward, ValueError, scalar.name, f"{scalar.minimum:g}", **{scalar.name: value}
                 )
-            self._refused(subject, good, backward, TypeError, scalar.name, **{scalar.name: "1"})
+            for no_number in ("1", None):
+                self._refused(subject, good, backward, TypeError, scalar.name, **{scalar.name: no_number})
         if target.device == "cpu":
             for declared in self.spec.backends:
                 if declared.min_arch is not None:
