@@ -181,3 +181,12 @@ def test_a_missing_dependency_is_named(monkeypatch):
     monkeypatch.setattr(cli.importlib, "import_module", broken)
     result = call("explain", "h_aggregate", "--rows", "3")
     assert result.exit_code == 2 and "'wheelhouse', which is not installed" in result.output
+
+
+def test_explain_as_json() -> None:
+    found = json.loads(call("explain", "h_aggregate", "--backward", "--contract", "tree256", "--json").stdout)
+    assert found["shape"] == {"T": 128, "H": 4, "D": 4096}
+    assert found["backend"] == "cuda"
+    assert len(found["plans"]) > 1
+    assert {r["result"] for r in found["contract"]["reductions"]} == {"grad_pre"}
+    assert [point.split(":")[0] for point in found["contract"]["rounding"]] == ["grad_residual"]

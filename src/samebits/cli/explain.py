@@ -24,6 +24,7 @@ def explain(
     contract: Annotated[str | None, typer.Option(help="Contract; default: the published one.")] = None,
     backend: Annotated[str | None, typer.Option(help="Ask for one backend, as the keyword does.")] = None,
     arch: Annotated[str, typer.Option(help="h200 or cpu: where the call would run.")] = "h200",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Which backend and launch plan a call would take and why, then the contract's reduction orders and rounding points."""
     from samebits.cli import output
@@ -32,6 +33,9 @@ def explain(
     chosen = spec.contract(contract)
     call = build_call(spec, rows, arguments.sizes(size or []), backward, chosen.name, arch)
     choice, plans = _choose(spec, call, backend)
+    if as_json:
+        output.print_json(_facts(spec, chosen, call, choice, plans))
+        return
     console = output.console()
     axes = ", ".join(f"{axis}={value}" for axis, value in call.sizes)
     where = f"T={rows}, {axes}  contract {chosen.name!r}  on {call.device.name or 'cpu'}"
@@ -102,6 +106,28 @@ def _choose(spec: OpSpec, call: Any, asked: str | None) -> tuple[Any, dict[str, 
 
             trouble[declared.name] = missing(declared.name) or f"its plans cannot be read here: {error}"
     return dispatch.choose(spec, call, asked, trouble, plans), plans
+
+
+def _facts(
+    spec: OpSpec, contract: Contract, call: Any, choice: Any, plans: dict[str, tuple[object, ...]]
+) -> dict[str, Any]:
+    names = {result.name for result in spec.direction(call.backward).results}
+    return {
+        "operator": spec.name,
+        "direction": "backward" if call.backward else "forward",
+        "shape": {"T": call.rows, **dict(call.sizes)},
+        "device": call.device.name or call.device.kind,
+        "backend": choice.backend,
+        "reason": choice.reason,
+        "rejected": list(choice.rejected),
+        "plans": [describe_plan(plan) for plan in plans.get(choice.backend, (choice.plan,))],
+        "contract": {
+            **{name: getattr(contract, name) for name in ("name", "summary", "exactness", "accumulate", "fma")},
+            "approximate": list(contract.approximate),
+            "reductions": [dataclasses.asdict(r) for r in contract.reductions if r.result in names],
+            "rounding": [point for point in contract.rounding if point.partition(":")[0] in names],
+        },
+    }
 
 
 def _print_choice(choice: Any, plans: dict[str, tuple[object, ...]], console: Any) -> None:
