@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from samebits.checks import DTYPES
-from samebits.contract import Result
 
 if TYPE_CHECKING:
     from samebits.operator import Operator
@@ -44,6 +43,8 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     forward_results = [result.name for result in spec.forward.results]
     saved = [arg.name for arg in spec.backward.inputs if arg.name.removeprefix("grad_") not in forward_results]
     saved += [arg.name for arg in spec.backward.inputs if arg.name in forward_results]
+    leaves = (spec.forward.input(r.name.removeprefix("grad_")) for r in spec.backward.results if r.dtype == "grad")
+    grad_dtype = next((leaf.dtypes[0] for leaf in leaves), "float32")
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
@@ -51,6 +52,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         known = dict(zip(forward_inputs, args, strict=False)) | dict(zip(forward_results, results, strict=True))
         ctx.save_for_backward(*(known[name] for name in saved))
         ctx.rest = args[len(forward_inputs) :]
+        ctx.shapes = {name: result.shape for name, result in zip(forward_results, results, strict=True)}
         ctx.set_materialize_grads(False)
         hidden = [result for result, declared in zip(results, spec.forward.results, strict=True) if declared.hidden]
         if hidden:
@@ -68,14 +70,10 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
             if tensor is None and not arg.optional:
                 declared = spec.forward.result(arg.name.removeprefix("grad_"))
                 like = next(t for t in known.values() if t is not None)
-                tensor = like.new_zeros(ctx_shape(declared, known), dtype=DTYPES[declared.dtype])
+                tensor = like.new_zeros(ctx.shapes[declared.name], dtype=DTYPES[declared.dtype])
             tensors.append(tensor)
         needed = dict(zip(forward_inputs, ctx.needs_input_grad, strict=False))
         mask = [needed[result.name.removeprefix("grad_")] for result in spec.backward.results]
-        leaf = next(
-            (spec.forward.input(r.name.removeprefix("grad_")) for r in spec.backward.results if r.dtype == "grad"), None
-        )
-        grad_dtype = leaf.dtypes[0] if leaf is not None else "float32"
         with torch._C._AutoDispatchBelowAutograd():
             results = as_tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
         by_name = {
@@ -84,17 +82,6 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
             if want
         }
         return (*(by_name.get(name) for name in forward_inputs), *([None] * len(ctx.rest)))
-
-    def ctx_shape(declared: Result, known: dict[str, Tensor | None]) -> tuple[int, ...]:
-        rows = next((known[a.name], a) for a in spec.forward.inputs if a.rows and known.get(a.name) is not None)
-        tensor, arg = rows
-        assert tensor is not None
-        sizes = dict(spec.fixed_sizes)
-        for other in spec.forward.inputs:
-            value = known.get(other.name)
-            if value is not None:
-                sizes |= dict(zip(other.axes, value.shape[value.dim() - len(other.axes) :], strict=True))
-        return (*tensor.shape[: tensor.dim() - len(arg.axes)], *(sizes[axis] for axis in declared.axes))
 
     return type(
         f"{spec.name}_function",

@@ -15,8 +15,6 @@ Exactness = Literal["portable", "device", "kchain"]
 ``device``: also rsqrt/exp/sin/cos of the device, the same bits across backends of one architecture.
 ``kchain``: the tensor-core chain over ascending K, one bit class per architecture."""
 
-TOLERANCE_CLASSES = ("reduction", "elementwise")
-
 
 @dataclass(frozen=True)
 class TensorArg:

@@ -190,3 +190,14 @@ def test_explain_as_json() -> None:
     assert len(found["plans"]) > 1
     assert {r["result"] for r in found["contract"]["reductions"]} == {"grad_pre"}
     assert [point.split(":")[0] for point in found["contract"]["rounding"]] == ["grad_residual"]
+    assert any("T = 0" in edge for edge in found["contract"]["edges"])
+
+
+def test_explain_shows_the_whole_declaration() -> None:
+    text = " ".join(call("explain", "rmsnorm_residual", "--backward").stdout.split())
+    spec = registry.spec("rmsnorm_residual")
+    for tensor in (*spec.backward.inputs, *spec.backward.results):
+        assert f"{tensor.name} (" in text
+        assert " ".join(tensor.doc.split()[:3]) in text
+    assert "grad_x (T, D) float32 or bfloat16, as asked" in text
+    assert " ".join(spec.edges[0].split()) in text

@@ -11,7 +11,7 @@ import typer
 from samebits import registry
 from samebits.cli import arguments
 from samebits.cli.errors import UserError
-from samebits.contract import Contract, OpSpec
+from samebits.contract import Contract, OpSpec, TensorArg
 
 
 def explain(
@@ -125,6 +125,7 @@ def _facts(
             **{name: getattr(contract, name) for name in ("name", "summary", "exactness", "accumulate", "fma")},
             "approximate": list(contract.approximate),
             "reductions": [dataclasses.asdict(r) for r in contract.reductions if r.result in names],
+            "edges": list(spec.edges),
             "rounding": [point for point in contract.rounding if point.partition(":")[0] in names],
         },
     }
@@ -164,6 +165,14 @@ def _print_contract(spec: OpSpec, contract: Contract, backward: bool, console: A
     console.print(
         f"exactness {contract.exactness}; accumulation in {contract.accumulate}; multiply-adds {fma}", highlight=False
     )
+    direction = spec.direction(backward)
+    for title, tensors in (("takes", direction.inputs), ("gives", direction.results)):
+        console.print(title)
+        for tensor in tensors:
+            axes = ", ".join([*(["T"] if tensor.rows else []), *tensor.axes])
+            kinds = " or ".join(tensor.dtypes if isinstance(tensor, TensorArg) else (tensor.dtype,))
+            kinds = kinds.replace("grad", "float32 or bfloat16, as asked")
+            console.print(f"  {tensor.name} ({axes}) {kinds}  {tensor.doc}", highlight=False, markup=False)
     if contract.approximate:
         console.print(f"approximate instructions: {', '.join(contract.approximate)}", highlight=False)
     console.print("reduction orders")
@@ -176,3 +185,6 @@ def _print_contract(spec: OpSpec, contract: Contract, backward: bool, console: A
     for point in contract.rounding:
         if point.partition(":")[0] in names:
             console.print(f"  {point}", highlight=False, markup=False)
+    console.print("at the edges")
+    for edge in spec.edges:
+        console.print(f"  {edge}", highlight=False, markup=False)
