@@ -18,6 +18,10 @@ _HOMES = {
     "UnsupportedError": "samebits.dispatch",
     "explain": "samebits.operator",
     "check": "samebits.verify",
+    "accumulate": "samebits.nn",
+    "patch": "samebits.models.deepseek_v4.patching",
+    "unpatch": "samebits.models.deepseek_v4.patching",
+    "patched": "samebits.models.deepseek_v4.patching",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from samebits.checks import DTYPES
+from samebits.checks import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from samebits.operator import Operator
@@ -41,10 +41,8 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     spec = op.spec
     forward_inputs = [arg.name for arg in spec.forward.inputs]
     forward_results = [result.name for result in spec.forward.results]
-    saved = [arg.name for arg in spec.backward.inputs if arg.name.removeprefix("grad_") not in forward_results]
-    saved += [arg.name for arg in spec.backward.inputs if arg.name in forward_results]
-    leaves = (spec.forward.input(r.name.removeprefix("grad_")) for r in spec.backward.results if r.dtype == "grad")
-    grad_dtype = next((leaf.dtypes[0] for leaf in leaves), "float32")
+    saved = [arg.name for arg in spec.backward.inputs if arg.name in (*forward_inputs, *forward_results)]
+    leaves = [r.name.removeprefix("grad_") for r in spec.backward.results if r.dtype == "grad"]
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
@@ -52,6 +50,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         known = dict(zip(forward_inputs, args, strict=False)) | dict(zip(forward_results, results, strict=True))
         ctx.save_for_backward(*(known[name] for name in saved))
         ctx.rest = args[len(forward_inputs) :]
+        ctx.grad_dtype = dtype_name(known[leaves[0]].dtype) if leaves else "float32"
         ctx.shapes = {name: result.shape for name, result in zip(forward_results, results, strict=True)}
         ctx.set_materialize_grads(False)
         hidden = [result for result, declared in zip(results, spec.forward.results, strict=True) if declared.hidden]
@@ -66,7 +65,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         grads = {f"grad_{name}": grad for name, grad in zip(forward_results, upstream, strict=True)}
         tensors: list[Tensor | None] = []
         for arg in spec.backward.inputs:
-            tensor = grads[arg.name] if arg.name in grads else known[arg.name]
+            tensor = grads[arg.name] if arg.name in grads else known.get(arg.name)
             if tensor is None and not arg.optional:
                 declared = spec.forward.result(arg.name.removeprefix("grad_"))
                 like = next(t for t in known.values() if t is not None)
@@ -75,7 +74,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         needed = dict(zip(forward_inputs, ctx.needs_input_grad, strict=False))
         mask = [needed[result.name.removeprefix("grad_")] for result in spec.backward.results]
         with torch._C._AutoDispatchBelowAutograd():
-            results = as_tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
+            results = as_tuple(op._backward_op(*tensors, *ctx.rest, ctx.grad_dtype, mask))
         by_name = {
             result.name.removeprefix("grad_"): value
             for result, value, want in zip(spec.backward.results, results, mask, strict=True)

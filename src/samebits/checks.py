@@ -62,7 +62,7 @@ def check(spec: OpSpec, request: Request) -> Shapes:
     """
     direction, mask = spec.direction(request.backward), request.mask
     title = f"{spec.name}_backward" if request.backward else spec.name
-    spec.contract(request.contract)
+    contract = spec.contract(request.contract)
     if mask is not None and len(mask) != len(direction.results):
         raise ValueError(f"{title}: wanted must have {len(direction.results)} entries, got {len(mask)}")
     fixed = dict(spec.fixed_sizes)
@@ -77,9 +77,12 @@ def check(spec: OpSpec, request: Request) -> Shapes:
             if not arg.optional:
                 raise TypeError(f"{title}: {arg.name} must be a tensor, not None")
             continue
-        if dtype_name(tensor.dtype) not in arg.dtypes:
-            accepted = " or ".join(f"torch.{name}" for name in arg.dtypes)
-            raise TypeError(f"{title}: {arg.name} has dtype {tensor.dtype}, expected {accepted}; cast it explicitly")
+        if dtype_name(tensor.dtype) not in contract.accepted(arg):
+            accepted = " or ".join(f"torch.{name}" for name in contract.accepted(arg))
+            where = f" under contract {contract.name!r}" if dtype_name(tensor.dtype) in arg.dtypes else ""
+            raise TypeError(
+                f"{title}: {arg.name} has dtype {tensor.dtype}, expected {accepted}{where}; cast it explicitly"
+            )
         if tensor.layout != torch.strided:
             raise ValueError(f"{title}: {arg.name} has layout {tensor.layout}, expected a strided (dense) tensor")
         form = f"({', '.join((['...'] if arg.rows else []) + [_axis(spec, axis) for axis in arg.axes])})"
@@ -113,6 +116,13 @@ def check(spec: OpSpec, request: Request) -> Shapes:
             raise ValueError(
                 f"{title}: {arg.name} is on {tensor.device}, but {direction.inputs[0].name} is on {device}"
             )
+    for axis, factors in spec.products:
+        known = fixed | sizes
+        if axis in sizes and all(factor in known for factor in factors):
+            size = math.prod(known[factor] for factor in factors)
+            if sizes[axis] != size:
+                by = " * ".join(f"{factor} ({known[factor]})" for factor in factors)
+                raise ValueError(f"{title}: {owner[axis]} has {axis} = {sizes[axis]}, but {axis} = {by} = {size}")
     for scalar, value in zip(spec.scalars, request.scalars, strict=True):
         if not scalar.minimum <= value <= FLOAT32_MAX:
             accepted = f"must be finite in FP32 and at least {scalar.minimum:g}"
@@ -121,7 +131,7 @@ def check(spec: OpSpec, request: Request) -> Shapes:
         accepted = " or ".join(f"torch.{name}" for name in GRADIENT_DTYPES)
         raise TypeError(f"{title}: grad_dtype must be {accepted}, not {request.grad_dtype}")
     assert lead is not None
-    return Shapes(lead, sizes)
+    return Shapes(lead, spec.complete(sizes))
 
 
 def _axis(spec: OpSpec, axis: str) -> str:

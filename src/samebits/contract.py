@@ -7,6 +7,8 @@ from it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +33,8 @@ class TensorArg:
     optional: bool = False
     doc: str = ""
     sample: str = "normal"
-    """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal) or ``positive`` (0.0625 .. 1.0625)."""
+    """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal), ``positive`` (0.0625 .. 1.0625) or ``small``
+    (normal / 64)."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ class Contract:
     """PTX instructions without an IEEE result that the contract needs, e.g. ``rsqrt.approx.f32``."""
     source: str = ""
     proofs: tuple[Proof, ...] = ()
+    dtypes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Inputs for which this contract accepts fewer dtypes than the declaration of the input lists."""
+    chain_rows: int = 1
+    """A fold over the rows may be cut, and continued from its ``start_<p>``, after every multiple of this many rows."""
+
+    def accepted(self, arg: TensorArg) -> tuple[str, ...]:
+        return dict(self.dtypes).get(arg.name, arg.dtypes)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,13 @@ class BackendSpec:
     name: Literal["cuda", "triton", "reference"]
     min_arch: int | None = None
     note: str = ""
+    contracts: tuple[str, ...] = ()
+    """The contracts whose bits it gives; none named: all of them."""
+    why: str = ""
+    """Why it does not give the others."""
+
+    def keeps(self, contract: str) -> bool:
+        return not self.contracts or contract in self.contracts
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,8 @@ class OpSpec:
     """Axes whose size the operator fixes, e.g. ``("H", 4)``."""
     size_limits: tuple[tuple[str, int, int], ...] = ()
     """(axis, least, most) for the free axes."""
+    products: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Axes whose size is the product of others, e.g. ``("K", ("H", "D"))``."""
     tuned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(axis, sizes) the kernels were tuned for; every other accepted size runs the same code."""
     edges: tuple[str, ...] = field(default=())
@@ -154,6 +173,26 @@ class OpSpec:
     def direction(self, backward: bool) -> Pass:
         return self.backward if backward else self.forward
 
+    def keeps(self, backend: str, contract: str) -> bool:
+        """Whether a backend is declared to give the bits of a contract."""
+        return any(declared.name == backend and declared.keeps(contract) for declared in self.backends)
+
+    def complete(self, free: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of all axes, given those of the free ones."""
+        sizes = {**free, **dict(self.fixed_sizes)}
+        for axis, factors in self.products:
+            sizes[axis] = math.prod(sizes[factor] for factor in factors)
+        return sizes
+
+    def beside(self) -> list[TensorArg]:
+        """Backward inputs that have no counterpart in the forward: what a gradient is added to. All optional.
+
+        ``start_<p>`` is where the fold of ``grad_<p>`` over the rows starts instead of +0, so that batches continue one
+        chain; any other one is a further leg of a row gradient. Absent means zeros.
+        """
+        names = {a.name for a in self.forward.inputs} | {r.name for r in self.forward.results}
+        return [a for a in self.backward.inputs if a.name not in names and a.name.removeprefix("grad_") not in names]
+
 
 def validate(spec: OpSpec) -> None:
     """Refuse a declaration that could not be kept. Called once per operator when the registry loads it."""
@@ -165,15 +204,22 @@ def validate(spec: OpSpec) -> None:
     need(bool(spec.contracts), "at least one contract")
     need(len({c.name for c in spec.contracts}) == len(spec.contracts), "contract names must differ")
     need(any(b.name == "reference" for b in spec.backends), "a reference backend defines the bits and must exist")
+    for backend in spec.backends:
+        need(set(backend.contracts) <= {c.name for c in spec.contracts}, f"backend {backend.name!r} names no such contract")
+        need(backend.name != "reference" or not backend.contracts, "the reference defines every contract")
     forward_names = {a.name for a in spec.forward.inputs} | {r.name for r in spec.forward.results}
     known_axes = {name for name, _ in spec.fixed_sizes} | {name for name, _, _ in spec.size_limits}
+    known_axes |= {name for name, _ in spec.products}
     for direction in (spec.forward, spec.backward):
         for axes in [a.axes for a in direction.inputs] + [r.axes for r in direction.results]:
             need(set(axes) <= known_axes, f"axes {axes} are neither fixed nor limited")
         need(any(a.rows and not a.optional for a in direction.inputs), "a pass needs a row input that is always given")
-    for arg in spec.backward.inputs:
-        upstream = arg.name.removeprefix("grad_")
-        need(arg.name in forward_names or upstream in forward_names, f"backward input {arg.name!r} comes from nowhere")
+    for arg in spec.beside():
+        need(arg.optional, f"backward input {arg.name!r} comes from nowhere, so it must be optional")
+        if arg.name.startswith("start_"):
+            continued = f"grad_{arg.name.removeprefix('start_')}"
+            same = [r for r in spec.backward.results if r.name == continued and not r.rows and r.axes == arg.axes]
+            need(bool(same) and not arg.rows, f"{arg.name!r} must have the axes of a result {continued!r} without rows")
     for result in spec.backward.results:
         need(result.name.removeprefix("grad_") in forward_names, f"{result.name!r} is the gradient of no input")
         need(result.name.startswith("grad_"), f"backward result {result.name!r} must be named grad_<input>")

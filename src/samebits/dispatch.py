@@ -132,7 +132,9 @@ def _entry(entries: list[Any], value: Any, name: str) -> Iterator[None]:
 # --- choice -----------------------------------------------------------------------------------------------------------
 
 
-def refusal(spec: OpSpec, backend: str, device: DeviceInfo, installed: dict[str, str | None]) -> str | None:
+def refusal(
+    spec: OpSpec, backend: str, device: DeviceInfo, installed: dict[str, str | None], contract: str
+) -> str | None:
     """Why ``backend`` cannot take the call, or None. ``installed`` maps a backend to why it cannot be imported."""
     declared = next((b for b in spec.backends if b.name == backend), None)
     if declared is None:
@@ -144,6 +146,9 @@ def refusal(spec: OpSpec, backend: str, device: DeviceInfo, installed: dict[str,
         if device.arch < declared.min_arch:
             least, here = declared.min_arch / 10, device.arch / 10
             return f"backend {backend!r} needs compute capability {least} or later; this GPU has {here}"
+    if not declared.keeps(contract):
+        kept = " or ".join(map(repr, declared.contracts))
+        return f"backend {backend!r} gives the bits of contract {kept}, not of {contract!r}: {declared.why}"
     missing = installed.get(backend)
     if missing is not None:
         return f"backend {backend!r} is not usable here: {missing}"
@@ -164,7 +169,7 @@ def choose(
     candidates = [asked] if asked is not None else [b.name for b in spec.backends]
     rejected: list[str] = []
     for name in candidates:
-        why = refusal(spec, name, call.device, installed)
+        why = refusal(spec, name, call.device, installed, call.contract)
         if why is not None:
             rejected.append(why)
             continue

@@ -77,12 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     out = Path(options.out).resolve() if options.out else root / "build" / "gpu"
     out.mkdir(parents=True, exist_ok=True)
+    from samebits import registry
+
+    strange = sorted(set(options.ops) - set(registry.names()))
+    if strange:
+        print(f"error: --ops {strange[0]}: choose from {', '.join(registry.names())}", file=sys.stderr)
+        return 2
+    ops = tuple(options.ops) or registry.names()
     if options.sanitizer_target:
-        return _sanitizer_target(options.device)
+        return _sanitizer_target(options.device, ops)
     if options.part == "check":
-        return _check_part(root, out, options.device, options.seconds)
+        return _check_part(root, out, options.device, options.seconds, ops)
     if options.part == "golden":
-        return _golden_part(root, out, options.device)
+        return _golden_part(root, out, options.device, ops)
     unknown = [name for name in options.only if name not in PARTS]
     if unknown:
         print(f"error: --only {unknown[0]}: choose from {', '.join(PARTS)}", file=sys.stderr)
@@ -90,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not _gpu_here():
         print("error: the GPU program needs an NVIDIA GPU that torch can use", file=sys.stderr)
         return 2
-    asked = ([job for job in group if job.part in options.only] for group in plan(root, out))
+    asked = ([job for job in group if job.part in options.only] for group in plan(root, out, tuple(options.ops)))
     groups = [group for group in asked if group]
     started = time.monotonic()
     outcomes = run(groups, root, out, options.seconds)
@@ -103,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"some of {','.join(PARTS)}"
     )
+    parser.add_argument("--ops", type=lambda text: text.split(","), default=[], help="some operators (default all)")
     parser.add_argument("--out", help="folder for logs and copies of the results (default build/gpu)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything together")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -122,13 +130,18 @@ def _gpu_here() -> bool:
 # --- what runs --------------------------------------------------------------------------------------------------------
 
 
-def plan(root: Path, out: Path) -> list[list[Job]]:
-    """Groups in order; the jobs of one group run side by side. Benchmarks have the GPU for themselves."""
+def plan(root: Path, out: Path, ops: tuple[str, ...] = ()) -> list[list[Job]]:
+    """Groups in order; the jobs of one group run side by side. Benchmarks have the GPU for themselves.
+
+    ``ops``: only these operators, and of the tests only theirs; none named: everything.
+    """
     from samebits import registry
 
-    here = (sys.executable, "-m", "samebits.gpu_program", "--out", str(out))
+    chosen = ("--ops", ",".join(ops)) if ops else ()
+    here = (sys.executable, "-m", "samebits.gpu_program", "--out", str(out), *chosen)
     results = root / "benchmarks" / "results"
-    tests = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--durations=8", "tests")
+    folders = [str(path) for op in ops for path in sorted((root / "tests" / "ops").glob(f"test_{op}*.py"))] or ["tests"]
+    tests = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--durations=8", *folders)
     # Nothing here is timed, and most of the time goes into launching small kernels: side by side costs no truth.
     several = ("-n", "8", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
     groups = [
@@ -138,11 +151,11 @@ def plan(root: Path, out: Path) -> list[list[Job]]:
             Job("golden", "goldens", (*here, "--part", "golden"), least=120, most=200),
         ]
     ]
-    for name in registry.names():
+    for name in ops or registry.names():
         line = (sys.executable, "-m", "samebits.cli", "bench", name, "--quick", "--out", str(results / f"{name}.jsonl"))
         groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
-    groups.append([_sanitizer(tool, out) for tool in SANITIZERS])
-    for name in registry.names():
+    groups.append([_sanitizer(tool, out, chosen) for tool in SANITIZERS])
+    for name in ops or registry.names():
         groups += [[job] for job in _other_sizes(name, results)]
     return groups
 
@@ -164,9 +177,9 @@ def _other_sizes(name: str, results: Path) -> list[Job]:
     return jobs
 
 
-def _sanitizer(tool: str, out: Path) -> Job:
+def _sanitizer(tool: str, out: Path, chosen: tuple[str, ...]) -> Job:
     found = sanitizer_path()
-    target = (sys.executable, "-m", "samebits.gpu_program", "--out", str(out), "--sanitizer-target")
+    target = (sys.executable, "-m", "samebits.gpu_program", "--out", str(out), *chosen, "--sanitizer-target")
     options = ["--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "application-only"]
     if tool == "memcheck":  # the bindings look for functions of newer drivers, and not finding one is no error
         options += ["--report-api-errors", "no"]
@@ -276,7 +289,7 @@ def _finish(member: _Running, limit: float) -> Outcome:
 # --- parts that are ours ----------------------------------------------------------------------------------------------
 
 
-def _check_part(root: Path, out: Path, device: str, seconds: float) -> int:
+def _check_part(root: Path, out: Path, device: str, seconds: float, ops: Sequence[str]) -> int:
     """Every operator, contract and backend. Written after each, so that what was found survives a time-out."""
     from samebits import registry, verify
 
@@ -285,10 +298,10 @@ def _check_part(root: Path, out: Path, device: str, seconds: float) -> int:
     started = time.monotonic()
     place = root / "benchmarks" / "results" / f"check_{_arch(device)}.json"
     for backend in BACKENDS:
-        for name in registry.names():
+        for name in ops:
             for contract in registry.spec(name).contracts:
                 title = f"{name}/{contract.name}/{backend}"
-                if device == "cpu" and backend != "reference":
+                if (device == "cpu" and backend != "reference") or not registry.spec(name).keeps(backend, contract.name):
                     continue
                 if time.monotonic() - started > seconds:
                     failed.append(f"{title}: not run, no time was left")
@@ -317,12 +330,11 @@ def _check_part(root: Path, out: Path, device: str, seconds: float) -> int:
     return _end(failed, f"{len(reports)} candidates checked")
 
 
-def _golden_part(root: Path, out: Path, device: str) -> int:
+def _golden_part(root: Path, out: Path, device: str, ops: Sequence[str]) -> int:
     """Digests of this architecture, from every backend, which must agree with each other and with ``portable.json``.
 
     A digest that changed since the last record fails the part; the new file is written all the same, so the change is a diff.
     """
-    from samebits import registry
     from samebits.verify import goldens
 
     folder = root / "tests" / "golden"
@@ -330,7 +342,7 @@ def _golden_part(root: Path, out: Path, device: str) -> int:
     found: dict[str, dict[str, str]] = {}
     trouble: list[str] = []
     for backend in ("reference",) if device == "cpu" else BACKENDS:
-        for name in registry.names():
+        for name in ops:
             try:
                 found.setdefault(backend, {}).update(goldens.compute(device, backend, [name]))
             except Exception as error:  # one broken backend must not hide what the others give
@@ -340,15 +352,18 @@ def _golden_part(root: Path, out: Path, device: str) -> int:
     first, digests = next(iter(found.items()))
     for backend, values in found.items():
         trouble += [
-            f"{backend} differs from {first}: {key}" for key in digests if values.get(key, digests[key]) != digests[key]
+            f"{backend} differs from {first}: {key}" for key in values if values[key] != digests.get(key)
         ]
-    portable = json.loads((folder / "portable.json").read_text())["digests"]
+    portable = _of_operators(json.loads((folder / "portable.json").read_text())["digests"], ops)
     here = {key: value for key, value in digests.items() if goldens.is_portable(key)}
     trouble += [f"not the portable bits: {line}" for line in goldens.differences(portable, here)]
     if place.exists():
-        stored = json.loads(place.read_text())["digests"]
+        everything = json.loads(place.read_text())["digests"]
+        stored = _of_operators(everything, ops)
         awaiting = goldens.AWAITING_GPU.get(place.stem, ())
-        trouble += [f"changed since the last record: {line}" for line in goldens.differences(stored, digests, awaiting)]
+        due = {key: value for key, value in digests.items() if key in stored or goldens.is_proven(key, place.stem)}
+        trouble += [f"changed since the last record: {line}" for line in goldens.differences(stored, due, awaiting)]
+        digests = {key: value for key, value in everything.items() if key not in stored} | digests
     content = {"backend": first, "device": device, "made_on": environment.collect().to_json(), "digests": digests}
     _write_json(out / place.name, content)
     if device != "cpu":
@@ -356,14 +371,17 @@ def _golden_part(root: Path, out: Path, device: str) -> int:
     return _end(trouble, f"{len(digests)} digests, {', '.join(found)}")
 
 
-def _sanitizer_target(device: str) -> int:
+def _of_operators(digests: dict[str, str], ops: Sequence[str]) -> dict[str, str]:
+    return {key: value for key, value in digests.items() if key.split("/")[0] in ops}
+
+
+def _sanitizer_target(device: str, ops: Sequence[str]) -> int:
     import torch
 
-    from samebits import registry
     from samebits.bench.exercise import exercise
 
     backends = ("reference",) if device == "cpu" else None
-    for name in registry.names():
+    for name in ops:
         print(f"{name}: {exercise(name, torch.device(device), backends)} calls", flush=True)
     return 0
 

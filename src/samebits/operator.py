@@ -195,9 +195,13 @@ class Operator:
         installed = {name: devices.missing(name) for name in names}
         plans: dict[str, tuple[object, ...]] = {}
         for name in names:
-            if dispatch.refusal(self.spec, name, info, installed) is None:
-                plans[name] = self.backend(name).plans(call)
-                break
+            if dispatch.refusal(self.spec, name, info, installed, request.contract) is None:
+                # A backend's module may refuse more than the declaration says of it: a contract, an architecture.
+                why = getattr(self.backend(name), "refuses", lambda call: None)(call)
+                if why is None:
+                    plans[name] = self.backend(name).plans(call)
+                    break
+                installed[name] = why
         choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
         outputs = tuple(
@@ -218,8 +222,9 @@ class Operator:
         results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _ in decision.outputs]
         if call.rows == 0:
             for (declared, *_), result in zip(decision.outputs, results, strict=True):
-                if not declared.rows:
-                    result.zero_()
+                start = inputs.get(f"start_{declared.name.removeprefix('grad_')}")
+                if not declared.rows and result.numel():
+                    result.zero_() if start is None else torch.add(start, 0.0, out=result)
         elif call.wanted:
             lead = len(decision.shapes.lead)
             rows = {

@@ -96,8 +96,9 @@ MODEL = {
     "findings": [{"question": "dtype?", "answer": "float32"}],
     "causes": [{"module": "attn_hc.collapsed", "elements": 4, "unexplained": 1,
                 "steps": [{"habit": "adds <in order>", "moved": 2}, {"habit": "rounds early", "moved": 0}]}],
-    "rows": [_row("collapsed", True, models.FROM_STREAMS, 7), _row("collapsed", False, models.FROM_STREAMS, 5),
-             _row("collapsed", True, "the bits it has in the batch", 3), _row("pre", True, models.FROM_STREAMS, 8)],
+    "rows": [_row("collapsed", True, "its streams", 7), _row("collapsed", False, "its streams", 5),
+             _row("post", True, "its streams", 0)],
+    "sites": {"attn_hc": 1, "ffn_hc": 0},
     "split": [_difference("ours: layer", 0), _difference("theirs: attn_hc.comb", 2)],
 }  # fmt: skip
 
@@ -255,18 +256,17 @@ def test_causes_end_with_what_they_leave():
 def test_rows_show_both_models_and_judge_only_ours():
     table = _model_tables()["Does a row vary with the batch?"]
     assert _texts(table) == [
-        ("attn_hc.collapsed", "the bits it has in the batch", "3 of 8", "-"),
-        ("attn_hc.collapsed", models.FROM_STREAMS, "7 of 8", "5 of 8"),
-        ("attn_hc.pre", models.FROM_STREAMS, "8 of 8", "-"),
+        ("attn_hc.collapsed", "its streams", "7 of 8", "5 of 8"),
+        ("attn_hc.post", "its streams", "0 of 8", "-"),
     ]
-    assert [row[2].state for row in table.rows] == ["bad", "open", "open"]
+    assert [row[2].state for row in table.rows] == ["bad", "good"]
     assert {row[3].state for row in table.rows} == {"open"}
 
 
-def test_row_names_are_those_of_the_comparison():
-    from samebits.models.deepseek_v4 import rows
-
-    assert models.FROM_STREAMS == rows.FROM_STREAMS
+def test_sites_that_were_not_passed_once_are_marked():
+    table = _model_tables()["Call sites"]
+    assert _texts(table) == [("attn_hc", "1"), ("ffn_hc", "0")]
+    assert [row[1].state for row in table.rows] == ["good", "bad"]
 
 
 def test_split_shows_where_each_model_leaves_itself():

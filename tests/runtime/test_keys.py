@@ -75,15 +75,16 @@ def test_no_two_calls_share_a_decision(name: str) -> None:
         decided[label] = op.prepare(True, tensors, scalars, contract, "reference", **options).call
 
     for contract in spec.contracts:
-        for width, rows in itertools.product((16, 24), (2, 3)):
+        for width, rows in itertools.product((16, 24) if spec.size_limits else (16,), (2, 3)):
             sizes = dict(spec.fixed_sizes) | {axis: width for axis, _, _ in spec.size_limits}
             inputs = spec.backward.inputs
             tensors = [draw(spec, a, range(rows), sizes, 0) if a.axes else torch.ones(rows) for a in inputs]
             label = f"{contract.name} {width} {rows}"
             decide(label, tensors, contract.name)
             decide(f"{label} bf16", tensors, contract.name, grad_dtype="bfloat16")
-            for index in range(len(spec.backward.results)):
-                mask = [i == index for i in range(len(spec.backward.results))]
+            count = len(spec.backward.results)
+            for index in range(count if count > 1 else 0):
+                mask = [i == index for i in range(count)]
                 decide(f"{label} {mask}", tensors, contract.name, mask=mask)
             for index, arg in enumerate(inputs):
                 one = tensors[index]

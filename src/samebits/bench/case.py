@@ -31,8 +31,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        axes = ", ".join(f"{axis}={size}" for axis, size in self.sizes)
-        return f"{self.op} {self.direction} T={self.rows}, {axes}" + (
+        axes = "".join(f", {axis}={size}" for axis, size in self.sizes)
+        return f"{self.op} {self.direction} T={self.rows}{axes}" + (
             ", FP32 gradients" if self.grads == "float32" else ""
         )
 
@@ -41,7 +41,7 @@ class Case:
 
     def extent(self, spec: OpSpec, part: TensorArg | Result) -> tuple[int, ...]:
         """The shape of one tensor of this case."""
-        sizes = dict(spec.fixed_sizes) | dict(self.sizes)
+        sizes = spec.complete(dict(self.sizes))
         return (*((self.rows,) if part.rows else ()), *(sizes[axis] for axis in part.axes))
 
 
@@ -75,7 +75,8 @@ def output_bytes(spec: OpSpec, case: Case) -> int:
 
 
 def _bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
-    read = sum(_size(case.extent(spec, arg)) * ITEMSIZE[upstream_dtype(spec, case, arg)] for arg in direction.inputs)
+    given = [arg for arg in direction.inputs if arg not in spec.beside()]
+    read = sum(_size(case.extent(spec, arg)) * ITEMSIZE[upstream_dtype(spec, case, arg)] for arg in given)
     return read + _result_bytes(spec, case, direction)
 
 

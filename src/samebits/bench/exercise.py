@@ -10,16 +10,16 @@ from torch import Tensor
 
 from samebits import dispatch, registry
 from samebits.checks import DTYPES
-from samebits.contract import OpSpec
+from samebits.contract import Contract, OpSpec
 from samebits.operator import Operator
 from samebits.verify.operators import draw
 
 ROWS = (1, 3, 33)
 ODD_SIZES = (17, 136)
 """One that no vector load fits, one that fits with a ragged tail."""
-LONG_SIZES = ((2, 40000, False), (1, 131072, False), (1, 131072, True))
-"""(rows, size, strided): rows that fill the shared memory of a block, and rows that come through it in several chunks, by
-vectors and element by element. Few rows and few calls, because a checker follows every addition of a chain."""
+LONG_SIZES = ((2, 40000, False), (1, 131072, False))
+"""(rows, size, strided): rows that fill the shared memory of a block, and rows that come through it in several chunks. Few
+rows and few calls, because a checker follows every addition of a chain."""
 LONG = 2**15
 """From here on a row is long: its dtypes and subsets of results are those of the short ones, and are left to them."""
 OFFSET = 3
@@ -39,18 +39,31 @@ def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None =
     for rows, size, strided in shapes(op.spec):
         for contract in op.spec.contracts:
             for backend in chosen:
-                count += _run(op, contract.name, backend, rows, size, strided, device)
+                if not op.spec.keeps(backend, contract.name):
+                    continue
+                several = 1 if _is_long(size) else max(len(contract.accepted(a)) for a in op.spec.forward.inputs)
+                for dtypes in range(several):
+                    count += _run(op, contract, backend, rows, size, strided, device, dtypes)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return count
 
 
 def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
-    """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones, a few very long rows."""
+    """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones, a few very long rows.
+
+    Without a free axis there are only rows to count.
+    """
+    if not spec.size_limits:
+        for rows in ROWS:
+            yield rows, {}, False
+        yield ROWS[1], {}, True
     tuned = dict(spec.tuned)
-    for axis, _, most in spec.size_limits:
-        base = {other: values[0] for other, values in tuned.items() if other != axis}
-        for size in ODD_SIZES:
+    limits = {axis: most for axis, _, most in spec.size_limits}
+    for axis, most in limits.items():
+        # Beside the other axis a size must be small where it can be, and a tuned one where that is the small one.
+        base = {other: min(ODD_SIZES[-1], tuned[other][0], limits[other]) for other in limits if other != axis}
+        for size in dict.fromkeys(min(size, most) for size in ODD_SIZES):
             for rows in ROWS:
                 yield rows, base | {axis: size}, False
             yield ROWS[1], base | {axis: size}, True
@@ -62,14 +75,23 @@ def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
 
 
 def _run(
-    op: Operator, contract: str, backend: str, rows: int, size: dict[str, int], strided: bool, device: torch.device
+    op: Operator,
+    declared: Contract,
+    backend: str,
+    rows: int,
+    size: dict[str, int],
+    strided: bool,
+    device: torch.device,
+    dtypes: int,
 ) -> int:
-    spec = op.spec
-    sizes = dict(spec.fixed_sizes) | size
+    spec, contract = op.spec, declared.name
+    sizes = spec.complete(size)
     results = {f"grad_{r.name}" for r in spec.forward.results}
     drawn: dict[str, Tensor] = {}
-    for arg in (*spec.forward.inputs, *(a for a in spec.backward.inputs if a.name in results)):
-        value = draw(spec, arg, range(rows), sizes, 1)
+    for arg in (*spec.forward.inputs, *(a for a in spec.backward.inputs if a.name in results), *spec.beside()):
+        accepted = declared.accepted(arg)
+        dtype = accepted[min(dtypes, len(accepted) - 1)] if arg in spec.forward.inputs else arg.dtypes[0]
+        value = draw(spec, arg, range(rows), sizes, 1, DTYPES[dtype])
         drawn[arg.name] = _offset(value, device) if strided and arg.rows else value.to(device)
     scalars = {s.name: s.default for s in spec.scalars}
     forward = [drawn[arg.name] for arg in spec.forward.inputs]
@@ -80,7 +102,7 @@ def _run(
             saved = op.forward(*forward, contract=contract, backend=backend, **scalars)
         count += 1
     known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
-    few = 1 if max(size.values()) >= LONG else None
+    few = 1 if _is_long(size) else None
     for upstream, absent in itertools.product(_upstream_dtypes(spec)[:few], _absent(spec)):
         backward = [
             None if a.name in absent else known[a.name].to(upstream.get(a.name, known[a.name].dtype))
@@ -100,6 +122,10 @@ def _run(
                         )
                     count += 1
     return count
+
+
+def _is_long(size: dict[str, int]) -> bool:
+    return max(size.values(), default=0) >= LONG
 
 
 def _offset(value: Tensor, device: torch.device) -> Tensor:
@@ -122,8 +148,10 @@ def _upstream_dtypes(spec: OpSpec) -> list[dict[str, torch.dtype]]:
 
 
 def _absent(spec: OpSpec) -> list[tuple[str, ...]]:
-    """Every optional input given, then each left out."""
-    return [(), *((a.name,) for a in spec.backward.inputs if a.optional)]
+    """Every optional input given, then each left out, the starts of folds together."""
+    names = [a.name for a in spec.backward.inputs if a.optional]
+    starts = tuple(name for name in names if name.startswith("start_"))
+    return [(), *((name,) for name in names if name not in starts), *([starts] if starts else [])]
 
 
 def _wanted(spec: OpSpec) -> list[list[bool]]:

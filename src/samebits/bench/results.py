@@ -56,7 +56,7 @@ def measured(
         "gbps": round(gbps, 1),
         "copy_fraction": round(gbps / machine.copy_gbps, 4),
         "tflops": None,
-        "peers": {name: _peer(peer, sample) for name, peer in timed.items()},
+        "peers": {name: peer_entry(peer, sample) for name, peer in timed.items()},
         "bits_checked": bits[0],
         "extra_bytes": sample.extra_bytes,
         **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
@@ -73,7 +73,7 @@ def measured(
     }
 
 
-def _peer(peer: Sample, ours: Sample) -> dict[str, Any]:
+def peer_entry(peer: Sample, ours: Sample) -> dict[str, Any]:
     line: dict[str, Any] = {
         "us": round(peer.us, 3),
         "ratio": round(peer.us / ours.us, 4),

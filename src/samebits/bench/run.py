@@ -84,13 +84,14 @@ def _measure(
         tensors.forward_inputs(op.spec, case, machine.device),
         tensors.upstream(op.spec, case, machine.device) if case.direction != "fwd" else {},
     )
-    works = {(c, b): work.candidate(op, case, given, c, b) for c in settings.contracts for b in settings.backends}
+    pairs = [(c, b) for c in settings.contracts for b in settings.backends if op.spec.keeps(b, c)]
+    works = {(c, b): work.candidate(op, case, given, c, b) for c, b in pairs}
     others = _peers(op, case, given, machine, compiling) if settings.with_peers else []
     found = machine.measure([*works.values(), *others])
     beside = {other.name: found[other.name] for other in others}
     for contract in settings.contracts:
         truth: bits.Expected | None = None
-        for backend in settings.backends:
+        for backend in (b for c, b in pairs if c == contract):
             sample = found[works[contract, backend].name]
             if isinstance(sample, Failure):
                 yield results.skipped(case, sample.reason, contract, backend)

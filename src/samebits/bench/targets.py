@@ -87,11 +87,12 @@ class Verdict:
 
 
 def of(op: str) -> tuple[Target, ...]:
-    module = f"samebits.ops.{op}.targets"
-    if importlib.util.find_spec(module) is None:
-        return ()
-    declared: tuple[Target, ...] = importlib.import_module(module).TARGETS
-    return declared
+    """The targets of an operator, or of the boundary of a model."""
+    for home in (f"samebits.ops.{op}", f"samebits.models.{op}"):
+        if importlib.util.find_spec(home) and importlib.util.find_spec(f"{home}.targets"):
+            declared: tuple[Target, ...] = importlib.import_module(f"{home}.targets").TARGETS
+            return declared
+    return ()
 
 
 def judge(rows: Iterable[dict[str, Any]]) -> tuple[list[Verdict], list[str]]:
@@ -103,8 +104,8 @@ def judge(rows: Iterable[dict[str, Any]]) -> tuple[list[Verdict], list[str]]:
         for target in of(op):
             covered = [row for row in measured if row["op"] == op and target.covers(row)]
             if not covered:
-                sizes = ", ".join(f"{axis}={size}" for axis, size in target.sizes)
-                unheard.append(f"{op} {target.direction}, T from {target.rows[0]}, {sizes}: {target.text}")
+                sizes = "".join(f", {axis}={size}" for axis, size in target.sizes)
+                unheard.append(f"{op} {target.direction}, T from {target.rows[0]}{sizes}: {target.text}")
             for row in covered:
                 value = target.value(row)
                 verdicts.append(

@@ -16,12 +16,12 @@ def forward_inputs(spec: OpSpec, case: Case, device: torch.device, seed: int = 1
 
 
 def upstream(spec: OpSpec, case: Case, device: torch.device, seed: int = 2) -> dict[str, Tensor]:
-    """The gradients that come from above, by the name of the backward input. Every optional one is given."""
+    """The gradients that come from above, by the name of the backward input, optional ones too; no starts, no further legs."""
     generator = torch.Generator(device).manual_seed(seed)
     return {
         arg.name: _draw(spec, case, arg, upstream_dtype(spec, case, arg), generator)
         for arg in spec.backward.inputs
-        if arg.name.startswith("grad_")
+        if arg.name.startswith("grad_") and arg not in spec.beside()
     }
 
 
@@ -31,4 +31,6 @@ def _draw(spec: OpSpec, case: Case, arg: TensorArg, dtype: str, generator: torch
     if arg.sample == "positive":
         return torch.rand(shape, generator=generator, device=generator.device, dtype=kind).add_(0.0625)
     normal = torch.randn(shape, generator=generator, device=generator.device, dtype=kind)
+    if arg.sample == "small":
+        return normal.mul_(2.0**-6)
     return normal.mul_(0.5).add_(1.0) if arg.sample == "weight" else normal

@@ -90,7 +90,7 @@ def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
 
     def prepare() -> Run:
         inputs = {name: t.to(DTYPES[casts[name]]) if name in casts else t for name, t in given.inputs.items()}
-        function = _compiled(other.run) if other.compiled else other.run
+        function = compiled(other.run) if other.compiled else other.run
         if case.direction == "fwd":
 
             def forward() -> tuple[Tensor, ...]:
@@ -102,7 +102,7 @@ def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
         wanted = _wanted(op, leaves)
         grads = _upstream(op, given)
         if case.direction == "bwd":
-            with _reusable_graph(), torch.enable_grad():
+            with reusable_graph(), torch.enable_grad():
                 results = function(*leaves.values(), *scalars.values())
                 torch.autograd.grad(results, wanted, grads, retain_graph=True)  # compiles the backward, if that is lazy
             return lambda: torch.autograd.grad(results, wanted, grads, retain_graph=True)
@@ -132,11 +132,11 @@ def device_copy(name: str, device: torch.device, moved: int) -> Work:
     return Work(name, prepare)
 
 
-def backward_tensors(op: Operator, given: Given, results: tuple[Tensor, ...]) -> list[Tensor]:
+def backward_tensors(op: Operator, given: Given, results: tuple[Tensor, ...]) -> list[Tensor | None]:
     """The inputs of the explicit backward, in order; saved tensors come from the forward's own results."""
     saved = {declared.name: r for declared, r in zip(op.spec.forward.results, results, strict=True)}
     known = given.inputs | saved | given.upstream
-    return [known[arg.name] for arg in op.spec.backward.inputs]
+    return [known.get(arg.name) for arg in op.spec.backward.inputs]
 
 
 def _leaves(op: Operator, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -153,14 +153,14 @@ def _upstream(op: Operator, given: Given) -> list[Tensor]:
     return [given.upstream[f"grad_{r.name}"] for r in op.spec.forward.results if not r.hidden]
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Specialised to the shape at hand. The reset keeps a long sweep from reaching the limit where dynamo gives up silently."""
     torch._dynamo.reset()
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 @contextlib.contextmanager
-def _reusable_graph() -> Iterator[None]:
+def reusable_graph() -> Iterator[None]:
     """A compiled backward normally overwrites what its forward saved; here one forward serves many backwards."""
     from torch._functorch import config
 

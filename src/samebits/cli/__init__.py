@@ -33,6 +33,7 @@ class Command:
 
 COMMANDS = (
     Command("check", "samebits.cli.check", "check", "Run the four checks on an operator or on any callable of yours."),
+    Command("accept", "samebits.cli.accept", "accept", "Hold a provider of a model's operators to the oracle, byte by byte."),
     Command("explain", "samebits.cli.explain", "explain", "Which backend and plan a call would take, and its orders."),
     Command("list", "samebits.cli.listing", "list_operators", "Operators, contracts, backends, and where each was proven."),
     Command("env", "samebits.cli.env", "env", "GPU, driver, torch, triton, nvrtc, commit."),

@@ -172,15 +172,16 @@ def _lock(run: _Run, result: Result) -> Comparison | None:
 
 
 def _models(run: _Run) -> list[dict[str, Any]]:
-    """The decoder layer on a prompt and on a decode batch, and the hyper-connection part at the official width."""
-    from samebits.models.deepseek_v4 import LayerComparison, compare_hyper_connection, compare_layer
+    """A small model on prompts and on a decode batch, and one layer of the official width, all call sites replaced."""
+    from samebits.models.deepseek_v4 import LayerComparison, compare_layer, subject
     from samebits.models.deepseek_v4.show import show
 
-    run.part("DeepSeek-V4 decoder layer of transformers, with our collapse and norms and without")
+    run.part("DeepSeek-V4 of transformers, with our operators at every call site and without")
+    wide = {**subject.SMALL, "hidden_size": 4096}
     jobs: tuple[tuple[str, Callable[[], LayerComparison]], ...] = (
-        ("layer, 2 prompts of 160", compare_layer),
-        ("layer, 16 sequences of 1", lambda: compare_layer(batch=16, sequence=1)),
-        ("hyper-connections, hidden_size 4096", compare_hyper_connection),
+        ("2 prompts of 32, published", lambda: compare_layer("published")),
+        ("16 sequences of 1, fast", lambda: compare_layer("fast", batch=16, sequence=1, rows=4)),
+        ("hidden_size 4096, published", lambda: compare_layer("published", batch=1, sequence=8, config=wide, rows=1)),
     )
     found = []
     with _progress("comparing") as advance:

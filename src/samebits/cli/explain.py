@@ -85,7 +85,7 @@ def complete_sizes(spec: OpSpec, given: dict[str, int]) -> dict[str, int]:
         if axis in limits and not limits[axis][0] <= value <= limits[axis][1]:
             raise UserError(f"--size {axis}={value}: outside {limits[axis][0]} .. {limits[axis][1]}")
         known[axis] = value
-    return known
+    return spec.complete(known)
 
 
 def _choose(spec: OpSpec, call: Any, asked: str | None) -> tuple[Any, dict[str, tuple[object, ...]]]:
@@ -95,7 +95,7 @@ def _choose(spec: OpSpec, call: Any, asked: str | None) -> tuple[Any, dict[str, 
     plans: dict[str, tuple[object, ...]] = {}
     trouble: dict[str, str | None] = {}
     for declared in spec.backends:
-        if dispatch.refusal(spec, declared.name, call.device, {}) is not None:
+        if dispatch.refusal(spec, declared.name, call.device, {}, call.contract) is not None:
             continue
         try:
             plans[declared.name] = tuple(

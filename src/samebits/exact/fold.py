@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 
-def left_fold(terms: Tensor, dim: int) -> Tensor:
-    """acc = +0; acc = acc + term, for ascending index along ``dim``."""
+def left_fold(terms: Tensor, dim: int, start: Tensor | None = None) -> Tensor:
+    """acc = +0 (+ start); acc = acc + term, for ascending index along ``dim``. A start of -0 becomes +0."""
     ordered = terms.movedim(dim, 0).contiguous()
-    acc = torch.zeros_like(ordered[0])
+    acc = ordered.new_zeros(ordered.shape[1:])
+    if start is not None:
+        acc = acc + start
     for term in ordered:
         acc += term
     return acc

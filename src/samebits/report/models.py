@@ -7,8 +7,6 @@ from typing import Any
 
 from samebits.report.parts import Cell, Group, Table, good
 
-FROM_STREAMS = "its streams"
-"""``RowCheck.given`` of a row that also passed everything before the boundary, which is not ours to answer for."""
 _GAP = ("differing", "of", "max abs", "max ulp", "first at")
 _BOUNDARY = ("boundary", "dtype", *_GAP, "bits: ours", "theirs")
 _NUMBERS = frozenset({2, 3, 4, 5})
@@ -51,6 +49,8 @@ def _tables(model: dict[str, Any]) -> Iterable[Table]:
     if model.get("findings"):
         seen = tuple((Cell(f["question"]), Cell(f["answer"])) for f in model["findings"])
         yield Table("What was seen", ("question", "answer"), seen, prose=frozenset({0, 1}))
+    if model.get("sites"):
+        yield _sites(model["sites"])
     first = model.get("first")
     caption = f"first differing boundary: {first['name']}" if first else "no boundary differs"
     chained = _boundaries(model["chained"], first)
@@ -110,25 +110,27 @@ def _causes(causes: Sequence[dict[str, Any]]) -> Table:
 
 
 def _rows(checks: Sequence[dict[str, Any]]) -> Table:
-    """Both models side by side; a verdict only where our operators answer for it."""
+    """Both models side by side; a verdict only for our operators, which answer for it."""
     found: dict[tuple[str, str], dict[bool, dict[str, Any]]] = {}
     for check in checks:
         found.setdefault((f"{check['module']}.{check['boundary']}", check["given"]), {})[check["patched"]] = check
     rows = []
-    for (name, given), sides in sorted(found.items(), key=lambda item: item[0][1] == FROM_STREAMS):
+    for (name, given), sides in found.items():
         cells = []
         for patched in (True, False):
             side = sides.get(patched)
             text = f"{side['varying']} of {side['rows']}" if side else "-"
-            ours = side is not None and patched and given != FROM_STREAMS
-            cells.append(Cell(text, good(not side["varying"])) if ours and side else Cell(text))
+            cells.append(Cell(text, good(not side["varying"])) if patched and side else Cell(text))
         rows.append((Cell(name), Cell(given), *cells))
-    note = (
-        "a row run alone beside the same row in the batch. Our operators answer for a row that reaches them with the same "
-        "bits; from the streams on, a library matmul comes first. -: the class does not show it, or cannot be called there"
-    )
+    note = "rows run alone and in halves of the batch, beside the same rows in the whole batch, given the same bits each time"
     columns = ("boundary", "the row was given", "rows that vary: ours", "the class")
     return Table("Does a row vary with the batch?", columns, tuple(rows), numeric=frozenset({2, 3}), caption=note)
+
+
+def _sites(sites: dict[str, int]) -> Table:
+    rows = tuple((Cell(name), Cell(str(hits), good(hits == 1))) for name, hits in sites.items())
+    note = "every place of the model where an operator of ours runs, and how often one run passed it"
+    return Table("Call sites", ("site", "hits"), rows, numeric=frozenset({1}), caption=note, folded=True)
 
 
 def _split(split: Sequence[dict[str, Any]]) -> Table:

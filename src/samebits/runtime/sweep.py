@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from samebits.audit.build import Build
-from samebits.contract import OpSpec, TensorArg
+from samebits.contract import OpSpec, Pass, TensorArg
 from samebits.dispatch import Call, DeviceInfo, Layout
 from samebits.runtime.device import H200
 from samebits.runtime.launch import Launch
@@ -23,17 +23,18 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
     """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes, an odd and a wide one."""
     tuned = dict(spec.tuned)
     axes = [axis for axis, _, _ in spec.size_limits]
-    sizes = [
-        dict(zip(axes, chosen, strict=True))
-        for chosen in itertools.product(*((*tuned.get(a, ()), ODD, WIDE) for a in axes))
+    tried = [
+        dict.fromkeys(min(max(size, least), most) for size in (*tuned.get(axis, ()), ODD, WIDE))
+        for axis, least, most in spec.size_limits
     ]
+    sizes = [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*tried)]
     for contract, backward, size, count in itertools.product(spec.contracts, (False, True), sizes, rows):
-        full = size | dict(spec.fixed_sizes)
+        full = spec.complete(size)
         direction = spec.direction(backward)
         names = [r.name for r in direction.results]
         subsets = _subsets(names) if backward else [tuple(names)]
-        absent = [*_subsets([a.name for a in direction.inputs if a.optional]), ()]
-        dtypes = itertools.product(*([(a, d) for d in a.dtypes] for a in direction.inputs))
+        absent = _absences(direction)
+        dtypes = itertools.product(*([(a, d) for d in contract.accepted(a)] for a in direction.inputs))
         open_dtype = any(r.dtype == "grad" for r in direction.results)
         for given, missing, wanted, grad_dtype, aligned in itertools.product(
             dtypes, absent, subsets, ("float32", "bfloat16") if open_dtype else ("float32",), (True, False)
@@ -54,11 +55,19 @@ def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: boo
     return Layout(dtype, tuple(strides), aligned and all(s * _BYTES[dtype] % 16 == 0 for s in strides[:-1]))
 
 
+def _absences(direction: Pass) -> list[tuple[str, ...]]:
+    """Every subset of the optional inputs, but all the starts of folds together: each is read by its own kernel."""
+    optional = [a.name for a in direction.inputs if a.optional]
+    starts = tuple(name for name in optional if name.startswith("start_"))
+    others = [*_subsets([name for name in optional if name not in starts]), ()]
+    return [*others, *(absent + starts for absent in others if starts)]
+
+
 def _subsets(names: list[str]) -> list[tuple[str, ...]]:
     return [c for n in range(len(names), 0, -1) for c in itertools.combinations(names, n)]
 
 
-def cuda_builds(spec: OpSpec, plans: Callable[[Call], tuple[tuple[Launch, ...], ...]]) -> tuple[Build, ...]:
+def cuda_builds(spec: OpSpec, plans: Callable[[Call], tuple[Iterable[Launch], ...]]) -> tuple[Build, ...]:
     """Every CUDA kernel that some call can reach under some plan, with the contracts it serves."""
     served: dict[CudaKernel, set[str]] = {}
     for call in calls(spec, H200):

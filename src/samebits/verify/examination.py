@@ -205,6 +205,11 @@ class Examination:
         if not gradient or not shared:
             return []
         names = ", ".join(shared)
+        if isinstance(self.subject, OperatorSubject) and self.subject.chain_rows > 1:
+            return [
+                f"the gradient of {names} folds chains of {self.subject.chain_rows} rows: repeats and launch plans are "
+                "tested; another order of the rows may give other bits, is not promised and not tested"
+            ]
         if self.subject.promises_fold:
             return [
                 f"the gradient of {names} is a left fold over ascending rows: repeats, launch plans and the fold itself are "

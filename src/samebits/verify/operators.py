@@ -37,7 +37,7 @@ def resolve_sizes(spec: OpSpec, given: Mapping[str, int] | None) -> dict[str, in
     for axis in given or {}:
         if axis not in known:
             raise UsageError(f"{spec.name} has no axis {axis!r}; its axes: {', '.join(sorted(known))}")
-    return sizes | dict(given or {}) | dict(spec.fixed_sizes)
+    return spec.complete(sizes | dict(given or {}))
 
 
 def stream_name(spec: OpSpec, name: str) -> str:
@@ -90,7 +90,8 @@ class OperatorSubject(Subject):
         self.backend, self.device, self.rows = backend, device, rows
         self.title = name
         self.judge_note = f"ops/{name}/golden.py (FP64, rounded where the contract rounds)"
-        self.promises_fold = True
+        self.chain_rows = self.spec.contract(contract).chain_rows
+        self.promises_fold = self.chain_rows == 1
         self.canonical_nans = device.type == "cpu"
         self.scalars = {s.name: s.default for s in self.spec.scalars}
         self.sizes = resolve_sizes(self.spec, sizes)
@@ -102,12 +103,13 @@ class OperatorSubject(Subject):
             self._draw(arg, seed, pattern)
 
     def _choose_dtypes(self, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
-        chosen = {arg.name: DTYPES[arg.dtypes[0]] for arg in self._drawn_inputs()}
+        accepted = self.spec.contract(self.contract).accepted
+        chosen = {arg.name: DTYPES[accepted(arg)[0]] for arg in self._drawn_inputs()}
         if dtype is None:
             return chosen
-        taking = [arg.name for arg in self._drawn_inputs() if dtype_name(dtype) in arg.dtypes]
+        taking = [arg.name for arg in self._drawn_inputs() if dtype_name(dtype) in accepted(arg)]
         if not taking:
-            listed = "; ".join(f"{arg.name}: {' or '.join(arg.dtypes)}" for arg in self._drawn_inputs())
+            listed = "; ".join(f"{arg.name}: {' or '.join(accepted(arg))}" for arg in self._drawn_inputs())
             raise UsageError(f"no input of {self.spec.name} takes {dtype_name(dtype)} ({listed})")
         return chosen | dict.fromkeys(taking, dtype)
 
@@ -156,7 +158,12 @@ class OperatorSubject(Subject):
     def backward_inputs(self, batch: Batch, saved: dict[str, Tensor]) -> list[Tensor]:
         known = {name: batch.tensor(name) for name in (*batch.rows, *batch.shared)} | saved
         known |= {f"grad_{name}": value for name, value in batch.upstream.items()}
+        known |= {arg.name: self._zeros(arg, len(batch.ids)) for arg in self.spec.beside()}
         return [known[arg.name] for arg in self.spec.backward.inputs]
+
+    def _zeros(self, arg: TensorArg, rows: int) -> Tensor:
+        shape = [self.sizes[axis] for axis in arg.axes]
+        return torch.zeros([rows, *shape] if arg.rows else shape, dtype=DTYPES[arg.dtypes[0]], device=self.device)
 
     def _backward(
         self, batch: Batch, backend: str | None, saved: dict[str, Tensor], grad_dtype: torch.dtype
@@ -200,16 +207,26 @@ class OperatorSubject(Subject):
     def leaf_dtype(self) -> torch.dtype:
         """The dtype of gradients that follow ``grad_dtype``, as autograd asks for it."""
         names = [r.name.removeprefix("grad_") for r in self.spec.backward.results if r.dtype == "grad"]
-        return DTYPES[self.spec.forward.input(names[0]).dtypes[0]] if names else torch.float32
+        return self._dtypes[names[0]] if names else torch.float32
 
     # --- the judge ------------------------------------------------------------------------------------------------
 
     def golden(self, batch: Batch, gradient: bool) -> dict[str, Tensor]:
-        known = batch.rows | batch.shared
         if not gradient:
-            return dict(self._golden.forward(known, self.scalars))
-        known = known | {f"grad_{name}": value for name, value in batch.upstream.items()}
-        return {name.removeprefix("grad_"): v for name, v in self._golden.backward(known, self.scalars).items()}
+            return self.golden_forward(batch, self.scalars)
+        known = batch.rows | batch.shared | {f"grad_{name}": value for name, value in batch.upstream.items()}
+        values = self._judged(self._golden.backward, known, self.scalars)
+        return {name.removeprefix("grad_"): value for name, value in values.items()}
+
+    def golden_forward(self, batch: Batch, scalars: dict[str, float]) -> dict[str, Tensor]:
+        return self._judged(self._golden.forward, batch.rows | batch.shared, scalars)
+
+    def _judged(
+        self, function: Callable[..., dict[str, Tensor]], known: dict[str, Tensor], scalars: dict[str, float]
+    ) -> dict[str, Tensor]:
+        """A golden whose formula depends on the contract takes its name as a third argument."""
+        third = (self.contract,) if len(inspect.signature(function).parameters) == 3 else ()
+        return dict(function(known, scalars, *third))
 
     def tolerance(self, name: str, dtype: torch.dtype, gradient: bool) -> Tolerance:
         result = self.spec.direction(gradient).result(f"grad_{name}" if gradient else name)
@@ -229,7 +246,7 @@ class CandidateSubject(OperatorSubject):
         super().__init__(**options)
         self.function = function
         self.claims_contract = claims_contract
-        self.promises_fold = claims_contract
+        self.promises_fold = claims_contract and self.chain_rows == 1
         self.title = f"{title} as {self.spec.name}"
         self.public = [r.name for r in self.spec.forward.results if not r.hidden]
         self._keywords = self._accepted_scalars()

@@ -1,6 +1,6 @@
-"""DeepSeek-V4 in ``transformers``: replace the operators of a decoder layer, and compare the layer with itself."""
+"""DeepSeek-V4 in ``transformers``: put our operators at its call sites, and compare the model with itself."""
 
-from samebits.models.deepseek_v4.compare import LayerComparison, compare_hyper_connection, compare_layer
-from samebits.models.deepseek_v4.replace import Replacement, replaced
+from samebits.models.deepseek_v4.compare import LayerComparison, compare_layer
+from samebits.models.deepseek_v4.patching import Patched, patch, patched, to_bfloat16, unpatch
 
-__all__ = ["LayerComparison", "Replacement", "compare_hyper_connection", "compare_layer", "replaced"]
+__all__ = ["LayerComparison", "Patched", "compare_layer", "patch", "patched", "to_bfloat16", "unpatch"]

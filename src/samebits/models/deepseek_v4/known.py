@@ -1,8 +1,8 @@
 """Which ``transformers`` code we know. The version is only the name of the code: what is checked is the code itself.
 
-A replacement is right only for the forward it was written against, so the source of both forwards (comments and
-docstring aside) is compared with a digest taken when the replacement was verified. A release that changes neither is
-accepted, one that changes either is refused until somebody has looked.
+A replacement is right only for the forward it was written against, so the source of every replaced forward (comments and
+docstring aside) is compared with a digest taken when the replacement was verified. A release that changes none is
+accepted, one that changes any is refused until somebody has looked.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from typing import Any
 
 from torch import nn
 
+LAYER = "DeepseekV4DecoderLayer"
 HYPER_CONNECTION = "DeepseekV4HyperConnection"
+HYPER_HEAD = "DeepseekV4HyperHead"
 RMSNORM = "DeepseekV4RMSNorm"
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 VERIFIED = ("5.17.0", "5.24.0")
 DIGESTS: dict[str, dict[str, str]] = {
+    LAYER: {"2ed292c80fca9361": "5.17.0"},
     HYPER_CONNECTION: {"6e08ac93a21c134d": "5.17.0", "aa7decb5288c664b": "5.24.0"},
+    HYPER_HEAD: {"e17ba64bc3c7c81d": "5.17.0"},
     RMSNORM: {"43166e7d2d714cbb": "5.17.0", "1445da9c92743435": "5.24.0"},
 }
-"""Class to digest of its forward to the release it was read in."""
+"""Class to digest of its forward to the first release it was read in."""
 
 
 def modeling() -> ModuleType:

@@ -1,4 +1,4 @@
-"""Print a comparison: what differs first, what each replaced module adds, why, and what a row alone does."""
+"""Print a comparison: what differs first, what each site adds, why, and what the batch changes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from samebits.models.deepseek_v4.causes import total
 from samebits.models.deepseek_v4.compare import LayerComparison
-from samebits.models.deepseek_v4.rows import FROM_STREAMS
 
 
 def show(comparison: LayerComparison, console: Console) -> None:
@@ -19,13 +19,13 @@ def show(comparison: LayerComparison, console: Console) -> None:
     last = comparison.chained[-1]
     if first is not None and last.name != first.name:
         console.print(f"  after the last:   {escape(str(last))}")
-    console.print(_isolated(comparison))
-    for cause in comparison.causes:
-        for step in cause.steps:
-            console.print(f"  {cause.module}: {step.moved} of {cause.elements} because the class {escape(step.habit)}")
-        if cause.unexplained:
-            console.print(f"  [yellow]{cause.module}: {cause.unexplained} unexplained[/yellow]")
-    console.print(_rows(comparison))
+    console.print(_sites(comparison))
+    for habit, moved in total(comparison.causes).items():
+        console.print(f"  {moved} elements moved because the class {escape(habit)}")
+    unexplained = sum(cause.unexplained for cause in comparison.causes)
+    elements = sum(cause.elements for cause in comparison.causes)
+    colour = "yellow" if unexplained else "green"
+    console.print(f"  [{colour}]{unexplained} of {elements} elements unexplained[/{colour}]")
     for split in comparison.split:
         console.print(f"  one sequence alone and in the batch, {escape(str(split))}")
     for finding in comparison.findings:
@@ -35,26 +35,18 @@ def show(comparison: LayerComparison, console: Console) -> None:
         console.print(f"  {check.name}: {verdict}")
 
 
-def _isolated(comparison: LayerComparison) -> Table:
-    table = Table(title="  replaced modules on the unpatched inputs", title_justify="left", box=None, pad_edge=False)
-    for column in ("  boundary", "differing", "of", "max abs", "max ulp"):
+def _sites(comparison: LayerComparison) -> Table:
+    """Each site on the unpatched inputs, and how many rows vary with the batch, ours beside theirs."""
+    table = Table(title="  sites on the unpatched inputs", title_justify="left", box=None, pad_edge=False)
+    for column in ("  boundary", "differing", "of", "max abs", "rows that vary: ours", "the class"):
         table.add_column(column, justify="left" if column.startswith(" ") else "right")
+    cells: dict[str, dict[bool, str]] = {}
+    for check in comparison.rows:
+        cells.setdefault(check.name, {})[check.patched] = f"{check.varying} of {check.rows}"
     for entry in comparison.isolated:
         gap = "" if entry.max_abs is None else f"{entry.max_abs:.2g}"
-        ulp = "" if entry.max_ulp is None else str(entry.max_ulp)
-        table.add_row(f"  {entry.name}", str(entry.differing), str(entry.elements), gap, ulp)
-    return table
-
-
-def _rows(comparison: LayerComparison) -> Table:
-    """Rows that vary when they run alone, ours beside theirs."""
-    table = Table(title="  rows that vary when they run alone", title_justify="left", box=None, pad_edge=False)
-    for column in ("  boundary", "the row was given", "patched", "unpatched"):
-        table.add_column(column, justify="left" if column in ("  boundary", "the row was given") else "right")
-    cells: dict[tuple[str, str], dict[bool, str]] = {}
-    for check in comparison.rows:
-        where = (f"{check.module}.{check.boundary}", check.given)
-        cells.setdefault(where, {})[check.patched] = f"{check.varying} of {check.rows}"
-    for (name, given), found in sorted(cells.items(), key=lambda item: item[0][1] == FROM_STREAMS):
-        table.add_row(f"  {name}", given, found.get(True, ""), found.get(False, ""))
+        found = cells.get(entry.name, {})
+        table.add_row(
+            f"  {entry.name}", str(entry.differing), str(entry.elements), gap, found.get(True, ""), found.get(False, "")
+        )
     return table

@@ -1,26 +1,28 @@
-"""What is compared: one real decoder layer at a small size, and the hyper-connection part at the official size.
+"""What is measured: a real ``DeepseekV4ForCausalLM``, small or with one layer of the official size.
 
-Every parameter is random (a weight of ones or a bias of zeros hides faults), and so are the four streams: a model's
-entry makes them four copies of the embedding, for which a wrong stream order would not show.
+Every parameter is random (a weight of ones or a bias of zeros hides faults), and so are the four streams that enter the
+first layer: the model makes them four copies of the embedding, for which a wrong stream order would not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from samebits.models.deepseek_v4 import known
-from samebits.models.deepseek_v4.replace import SITES
+from samebits.models.deepseek_v4.patching import to_bfloat16
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
     "num_hidden_layers": 1,
+    "layer_types": ["compressed_sparse_attention"],
+    "mlp_layer_types": ["moe"],
     "num_attention_heads": 4,
     "head_dim": 32,
     "moe_intermediate_size": 32,
@@ -33,86 +35,68 @@ SMALL = {
     "qk_rope_head_dim": 16,
     "o_groups": 2,
 }
+"""A layer that a CPU runs. Its attention compresses, so every kind of norm takes part."""
+OFFICIAL: dict[str, Any] = {key: SMALL[key] for key in ("num_hidden_layers", "layer_types", "mlp_layer_types")}
+"""One layer of DeepSeek-V4-Flash: everything else as the class's own configuration has it."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A module with the members of a decoder layer, and what it is called with."""
+    """A model, the tokens it runs on, and the streams that enter its first layer in place of the embedding's copies."""
 
     title: str
-    module: nn.Module
+    model: nn.Module
+    ids: Tensor
     streams: Tensor
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    per_sequence: bool = False
-    """Whether a sequence can be run alone (the whole layer), with ``kwargs`` sliced accordingly."""
 
-    def __call__(self) -> None:
-        self.module(self.streams, **self.kwargs)
-
-    def to(self, device: torch.device) -> Subject:
-        kwargs = {name: _to(value, device) for name, value in self.kwargs.items()}
-        return replace(self, module=self.module.to(device), streams=self.streams.to(device), kwargs=kwargs)
+    def __call__(self) -> Tensor:
+        """The logits (B, S, vocabulary)."""
+        layer = self.model.get_submodule("model.layers.0")
+        handle = layer.register_forward_pre_hook(lambda _, args: (self.streams, *args[1:]))
+        try:
+            logits: Tensor = self.model(self.ids, use_cache=False).logits
+            return logits
+        finally:
+            handle.remove()
 
     def sequence(self, index: int) -> Subject:
         """The same with one sequence of the batch."""
         one = slice(index, index + 1)
-        batch = self.streams.shape[0]
-        kwargs = {name: _slice(value, one, batch) for name, value in self.kwargs.items()}
-        return Subject(f"{self.title}, sequence {index}", self.module, self.streams[one], kwargs, self.per_sequence)
+        return replace(self, title=f"{self.title}, sequence {index}", ids=self.ids[one], streams=self.streams[one])
 
 
-class HyperConnectionPart(nn.Module):
-    """Both sites of a decoder layer without their sublayers: hyper-connection, then norm, on the same streams."""
+def causal_lm(
+    batch: int = 2, sequence: int = 32, *, seed: int = 0, device: str = "cpu", config: Mapping[str, Any] = SMALL
+) -> Subject:
+    """A BF16 model as ``from_pretrained`` gives it: BF16 weights, FP32 where the class insists; gradients off.
 
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        code = known.modeling()
-        for collapse, norm in SITES:
-            self.add_module(collapse, getattr(code, known.HYPER_CONNECTION)(config))
-            self.add_module(norm, getattr(code, known.RMSNORM)(config.hidden_size, eps=config.rms_norm_eps))
-
-    def forward(self, hidden_streams: Tensor) -> None:
-        for collapse, norm in SITES:
-            _, _, collapsed = self.get_submodule(collapse)(hidden_streams)
-            self.get_submodule(norm)(collapsed)
-
-
-def decoder_layer(batch: int = 2, sequence: int = 160, seed: int = 0) -> Subject:
-    """One ``DeepseekV4DecoderLayer`` as a BF16 model has it: BF16 weights, FP32 where the class insists.
-
-    160 positions are more than one compression window (128), so the attention compressor takes part. The arguments of
-    the layer are the ones the class's own model passes to it.
+    Args:
+        batch, sequence: positions of a run.
+        device: where everything is made; random numbers of other devices are other numbers.
+        config: of ``DeepseekV4Config``.
     """
     code = known.modeling()
-    generator = torch.Generator().manual_seed(seed)
-    config = code.DeepseekV4Config(**SMALL)
-    model = code.DeepseekV4Model(config).eval().requires_grad_(False)
+    settings = code.DeepseekV4Config(**config)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.device(device):
+        model = code.DeepseekV4ForCausalLM(settings)
+    model.eval().requires_grad_(False)
     randomise(model, generator)
-    strict_bfloat16(model)
-    layer = model.layers[0]
-    ids = torch.randint(0, config.vocab_size, (batch, sequence), generator=generator)
-    kwargs = _layer_arguments(model, layer, ids)
-    streams = torch.randn(batch, sequence, config.hc_mult, config.hidden_size, generator=generator).bfloat16()
-    title = f"decoder layer, hidden_size {config.hidden_size}, batch {batch} x {sequence}"
-    return Subject(title, layer, streams, kwargs, per_sequence=True)
-
-
-def hyper_connection_part(hidden_size: int = 4096, rows: int = 32, seed: int = 0) -> Subject:
-    """Both hyper-connections and both norms at an official width (default config), FP32 parameters, BF16 streams."""
-    generator = torch.Generator().manual_seed(seed)
-    config = known.modeling().DeepseekV4Config(hidden_size=hidden_size)
-    module = HyperConnectionPart(config).eval().requires_grad_(False)
-    randomise(module, generator)
-    streams = torch.randn(1, rows, config.hc_mult, hidden_size, generator=generator).bfloat16()
-    return Subject(f"hyper-connection part, hidden_size {hidden_size}, {rows} rows", module, streams)
+    to_bfloat16(model)
+    ids = torch.randint(0, settings.vocab_size, (batch, sequence), generator=generator, device=device)
+    shape = (batch, sequence, settings.hc_mult, settings.hidden_size)
+    streams = torch.randn(shape, generator=generator, device=device).bfloat16()
+    layers = "layer" if settings.num_hidden_layers == 1 else "layers"
+    title = f"{settings.num_hidden_layers} {layers}, hidden_size {settings.hidden_size}, batch {batch} x {sequence}"
+    return Subject(title, model, ids, streams)
 
 
 def randomise(module: nn.Module, generator: torch.Generator) -> None:
     """Gains around one, everything else normal with the deviation of its kind; expert tables of a hash router too."""
     for name, parameter in module.named_parameters():
         kind = name.split(".")[-1]
-        noise = torch.randn(parameter.shape, generator=generator)
-        if kind == "scale":
+        noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+        if kind in ("scale", "hc_scale"):
             parameter.data = 1 + 0.25 * noise
         elif parameter.dim() == 1 and kind == "weight":
             parameter.data = 1 + 0.5 * noise
@@ -122,22 +106,14 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
             parameter.data = noise / parameter.shape[-1] ** 0.5
     for name, table in module.named_buffers():
         if name.endswith("tid2eid"):
-            experts = int(SMALL["n_routed_experts"])
-            drawn = torch.rand(table.shape[0], experts, generator=generator).argsort(-1)
+            experts = module.get_submodule(name.removesuffix(".tid2eid")).num_experts
+            drawn = torch.rand(table.shape[0], experts, generator=generator, device=table.device).argsort(-1)
             table.copy_(drawn[:, : table.shape[1]])
-
-
-def strict_bfloat16(model: nn.Module) -> None:
-    """Cast to BF16 as ``from_pretrained(dtype=torch.bfloat16)`` does: not what the class's strict list keeps in FP32."""
-    strict = set(model._keep_in_fp32_modules_strict)  # type: ignore[arg-type]
-    for name, parameter in model.named_parameters():
-        if strict.isdisjoint(name.split(".")):
-            parameter.data = parameter.data.bfloat16()
 
 
 @contextmanager
 def norms_cast_to_input(module: nn.Module) -> Iterator[None]:
-    """Cast what each norm returns to the dtype of its input: what lets the BF16 layer of transformers 5.17 run at all."""
+    """Cast what each norm returns to the dtype of its input: what lets the BF16 model of transformers 5.17 run at all."""
     norm = getattr(known.modeling(), known.RMSNORM)
     handles = [
         member.register_forward_hook(lambda _, args, output: output.to(args[0].dtype))
@@ -149,43 +125,3 @@ def norms_cast_to_input(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-class _Captured(Exception):
-    pass
-
-
-def _layer_arguments(model: nn.Module, layer: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """The keyword arguments that the model passes to a layer for these ids; the layer itself does not run."""
-    captured: dict[str, Any] = {}
-
-    def capture(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        captured.update(kwargs)
-        raise _Captured
-
-    handle = layer.register_forward_pre_hook(capture, with_kwargs=True)
-    try:
-        model(ids, use_cache=False)
-    except _Captured:
-        pass
-    finally:
-        handle.remove()
-    return captured
-
-
-def _slice(value: Any, one: slice, batch: int) -> Any:
-    if isinstance(value, dict):
-        return {key: _slice(item, one, batch) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_slice(item, one, batch) for item in value)
-    if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch:
-        return value[one]
-    return value
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_to(item, device) for item in value)
-    return value.to(device) if isinstance(value, Tensor) else value

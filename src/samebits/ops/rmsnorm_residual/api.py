@@ -42,6 +42,7 @@ def rmsnorm_residual_backward(
     x: Tensor,
     gamma: Tensor,
     rstd: Tensor,
+    start_gamma: Tensor | None = None,
     eps: float = 1e-6,
     *,
     contract: str | None = None,
@@ -56,6 +57,8 @@ def rmsnorm_residual_backward(
         grad_residual: (..., D) BF16, or None for zeros.
         x, gamma, eps: as in the forward.
         rstd: (...) FP32, as ``torch.ops.samebits.rmsnorm_residual`` returned it; it is never recomputed.
+        start_gamma: (D,) FP32, where the fold of grad_gamma starts: the grad_gamma of the rows before these, so that
+            batches continue one chain and give the bytes of a single batch. None: +0.
         grad_dtype: dtype of the gradient of ``x``, ``torch.float32`` or ``torch.bfloat16`` (one rounding).
         wanted: which of (grad_x, grad_gamma) to compute; the others are None.
 
@@ -63,7 +66,7 @@ def rmsnorm_residual_backward(
         grad_x (..., D) and grad_gamma (D,) FP32.
     """
     grad_x, grad_gamma = _OP.backward(
-        grad_y, grad_residual, x, gamma, rstd,
+        grad_y, grad_residual, x, gamma, rstd, start_gamma,
         eps=eps, contract=contract, backend=backend, grad_dtype=grad_dtype, wanted=wanted,
     )  # fmt: skip
     return grad_x, grad_gamma

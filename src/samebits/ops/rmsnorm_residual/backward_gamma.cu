@@ -1,4 +1,4 @@
-// grad_gamma[d] = left fold over ascending rows of (grad_y * x) * rstd, the same for both contracts. A block owns 32 columns
+// grad_gamma[d] = left fold, from start or +0, over ascending rows of (grad_y * x) * rstd, the same for both contracts. A block owns 32 columns
 // and all rows: warp 0 folds, a lane per column, while the other warps copy rows STAGES tiles ahead and compute the terms of
 // the next tile, transposed so that the folding lane reads four rows at once. Compile-time choices: VEC; TILE (rows per
 // step); STAGES (steps in flight).
@@ -20,20 +20,20 @@ __device__ __forceinline__ Float8 rotated(const Float8& t, bool yes) {
 
 extern "C" __global__ void __launch_bounds__(32 + PRODUCERS)
     backward_gamma(const bf16* dy, i64 dy_row, const bf16* x, i64 x_row, const float* rstd, i64 rstd_row, float* dgamma,
-                           i64 rows, i64 size) {
+                           const float* start, i64 rows, i64 size) {
   extern __shared__ __align__(16) float terms[];  // [2][COLUMNS][TILE_PITCH], then the copies in flight
   bf16* const flight = reinterpret_cast<bf16*>(terms + 2 * COLUMNS * TILE_PITCH);  // [STAGES][2 vectors][dy, x][PRODUCERS][8]
   const int column0 = blockIdx.x * COLUMNS, d_end = (int)size;
   const i64 tiles = (rows + TILE - 1) / TILE;
 
   if (threadIdx.x < 32) {
-    float acc = 0.0f;
+    const int d = column0 + threadIdx.x;
+    float acc = start && d < d_end ? add(0.0f, start[d]) : 0.0f;
     for (i64 k = 0; k < tiles; ++k) {
       __syncthreads();  // the terms of tile k are complete
       const int count = (int)min((i64)TILE, rows - k * TILE);
       acc = fold<16>(acc, terms + (k % 2 * COLUMNS + threadIdx.x) * TILE_PITCH, padded(count, 16));
     }
-    const int d = column0 + threadIdx.x;
     if (d < d_end) dgamma[d] = acc;
     return;
   }

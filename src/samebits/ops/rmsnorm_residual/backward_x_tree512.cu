@@ -1,4 +1,5 @@
-// grad_x, contract "tree512".
+// grad_x, contract "tree512". HOLD as in the forward.
+#include "formulas.cuh"
 #include "tree512.cuh"
 
 extern "C" __global__ void __launch_bounds__(TREE_THREADS)

@@ -52,19 +52,20 @@ def run(
     size, rows = call.size("D"), call.rows
     if not call.backward:
         (step,) = plan
-        common = (x, x.stride(0), gamma, results["y"], results["residual"], results["rstd"], rows, size)
+        common = (x, x.stride(0), gamma, results["y"], results.get("residual", 0), results["rstd"], rows, size)
         launch(step, *common, *step.arguments, ctypes.c_float(scalars["eps"]))
         return
     dy, rstd = inputs["grad_y"], inputs["rstd"]
     skip = inputs.get("grad_residual")
     for step in plan:
         if step.kernel.entry == "backward_gamma":
-            launch(step, dy, dy.stride(0), x, x.stride(0), rstd, rstd.stride(0), results["grad_gamma"], rows, size)
+            saved = (x, x.stride(0), rstd, rstd.stride(0))
+            launch(step, dy, dy.stride(0), *saved, results["grad_gamma"], inputs.get("start_gamma", 0), rows, size)
         else:
             skip_row = 0 if skip is None else skip.stride(0)
             upstream = (dy, dy.stride(0), 0 if skip is None else skip, skip_row)
-            saved = (x, x.stride(0), gamma, rstd, rstd.stride(0))
-            launch(step, *upstream, *saved, results["grad_x"], rows, size, *step.arguments)
+            normed = (x, x.stride(0), gamma, rstd, rstd.stride(0))
+            launch(step, *upstream, *normed, results["grad_x"], rows, size, *step.arguments)
 
 
 def _vec(call: Call, *names: str) -> int:
@@ -76,6 +77,8 @@ def _forward(call: Call) -> list[Launch]:
     vec = {"VEC": _vec(call, "x", "gamma")}
     if call.contract == "tree512":
         return _tree(call, "forward_tree512", vec)
+    if "residual" not in call.wanted:  # a composite that keeps x elsewhere
+        vec["WITHOUT_COPY"] = 1
     return _ascending(call, "forward_ascending", vec, _FORWARD, bytes_per_column=2, bytes_per_row=16)
 
 

@@ -4,6 +4,7 @@
 #pragma once
 #include "async.cuh"
 #include "fold.cuh"
+#include "norm.cuh"
 #include "tree.cuh"
 
 #if OUT_BF16
@@ -11,16 +12,6 @@ typedef bf16 grad_out;
 #else
 typedef float grad_out;
 #endif
-
-__device__ __forceinline__ float rstd_of(float sum, int size, float eps) { return rsqrtf(add(divide_by_count(sum, size), eps)); }
-
-// y = bf16((x * rstd) * gamma)
-__device__ __forceinline__ uint4 normalised(uint4 raw, float r, const Float8& g) {
-  Float8 x = widen8(raw);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) x.at[e] = mul(mul(x.at[e], r), g.at[e]);
-  return narrow8(x);
-}
 
 // The terms of sum(u * x), u = grad_y * gamma.
 __device__ __forceinline__ Float8 inner_terms(uint4 dy_raw, uint4 x_raw, const Float8& g) {

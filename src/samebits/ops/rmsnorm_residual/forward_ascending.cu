@@ -1,6 +1,7 @@
 // Forward, contract "ascending".
 // A block takes `block_rows` rows into shared memory, `chunk` columns at a time (all of them unless the row is too long);
 // lane i of warp 0 folds row i. Rows lie `chunk + 8` apart, so that the folding lanes read different banks.
+// WITHOUT_COPY: x is kept elsewhere (mhc_pre_norm), and residual is not written.
 #include "formulas.cuh"
 
 constexpr int PARTS = 4;  // a chunk arrives in four parts, and the fold of a part does not wait for the next
@@ -43,7 +44,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
 #pragma unroll 4
     for (int row = 0; row < count; ++row) {
       const uint4 raw = whole ? *reinterpret_cast<const uint4*>(held + row * pitch + d) : load8_raw<VEC>(x + (first + row) * x_row, d, d_end);
+#if !WITHOUT_COPY
       store8_raw<VEC>(residual + (first + row) * size, d, d_end, raw);
+#endif
       store8_raw<VEC>(y + (first + row) * size, d, d_end, normalised(raw, rstd_held[row], g));
     }
   }

@@ -1,12 +1,6 @@
-// Forward, contract "tree512".
+// Forward, contract "tree512". HOLD is the number of vectors of a row that a thread keeps in registers; 0 reads the row twice.
+#include "formulas.cuh"
 #include "tree512.cuh"
-
-__device__ __forceinline__ Float8 square8(uint4 raw) {
-  Float8 x = widen8(raw);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) x.at[e] = mul(x.at[e], x.at[e]);
-  return x;
-}
 
 extern "C" __global__ void __launch_bounds__(TREE_THREADS)
     forward_tree512(const bf16* x, i64 x_row, const float* gamma, bf16* y, bf16* residual, float* rstd, i64 rows, i64 size,

@@ -25,4 +25,6 @@ def backward(inputs: dict[str, Tensor], scalars: dict[str, float]) -> dict[str, 
     grad_x = rstd * (weighted - normed * (weighted * normed).mean(-1, keepdim=True))
     if inputs.get("grad_residual") is not None:
         grad_x = grad_x + inputs["grad_residual"].double()
-    return {"grad_x": grad_x, "grad_gamma": torch.einsum("td,td->d", upstream, normed)}
+    grad_gamma = torch.einsum("td,td->d", upstream, normed)
+    start = inputs.get("start_gamma")
+    return {"grad_x": grad_x, "grad_gamma": grad_gamma if start is None else grad_gamma + start.double()}

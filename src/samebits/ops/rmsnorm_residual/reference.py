@@ -41,9 +41,9 @@ def backward_x(
     return norm_leg + residual_leg
 
 
-def backward_gamma(grad_y: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
-    """grad_gamma[d] = sum over ascending rows of (grad_y * x) * rstd, FP32."""
-    return fold.left_fold((grad_y.float() * x.float()) * rstd[:, None], 0)
+def backward_gamma(grad_y: Tensor, x: Tensor, rstd: Tensor, start: Tensor | None = None) -> Tensor:
+    """grad_gamma[d] = sum over ascending rows of (grad_y * x) * rstd, FP32, continued from ``start``."""
+    return fold.left_fold((grad_y.float() * x.float()) * rstd[:, None], 0, start)
 
 
 def plans(call: Call) -> tuple[None, ...]:
@@ -64,4 +64,5 @@ def run(
         grad_x = backward_x(inputs["grad_y"], inputs.get("grad_residual"), x, gamma, inputs["rstd"], call.contract)
         results["grad_x"].copy_(grad_x)
     if "grad_gamma" in results:
-        results["grad_gamma"].copy_(backward_gamma(inputs["grad_y"], x, inputs["rstd"]))
+        grad_gamma = backward_gamma(inputs["grad_y"], x, inputs["rstd"], inputs.get("start_gamma"))
+        results["grad_gamma"].copy_(grad_gamma)

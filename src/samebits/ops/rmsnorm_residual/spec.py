@@ -16,7 +16,7 @@ _TREE512 = (
 _OVER_ROWS = Reduction(
     "grad_gamma",
     "T",
-    "left fold from +0 over ascending rows of fl(fl(grad_y * x) * rstd): depends on the order of the rows",
+    "left fold from +0 (+ start_gamma) over ascending rows of fl(fl(grad_y * x) * rstd): depends on the order of the rows",
 )
 _RSQRT = ("rsqrt.approx.f32",)
 
@@ -51,6 +51,14 @@ SPEC = OpSpec(
             TensorArg("x", ("D",), ("bfloat16",)),
             TensorArg("gamma", ("D",), ("float32",), rows=False, sample="weight"),
             TensorArg("rstd", (), ("float32",), doc="as the forward pass returned it; never recomputed"),
+            TensorArg(
+                "start_gamma",
+                ("D",),
+                ("float32",),
+                rows=False,
+                optional=True,
+                doc="where the fold of grad_gamma starts, so that batches continue one chain; absent: +0",
+            ),
         ),
         results=(
             Result("grad_x", ("D",), "grad", doc="gradient of x, both legs"),

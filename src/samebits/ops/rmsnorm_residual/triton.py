@@ -265,6 +265,7 @@ def _grad_gamma(  # type: ignore[no-untyped-def]
     grad_y,
     x,
     rstd,
+    start_gamma,
     grad_gamma,
     grad_row: tl.int64,
     x_row: tl.int64,
@@ -279,8 +280,10 @@ def _grad_gamma(  # type: ignore[no-untyped-def]
     """One program: WIDTH columns, one chain each, over all rows in ascending order, ROWS rows at a time."""
     d = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     acc = tl.zeros((WIDTH,), tl.float32)
-    for start in tl.range(0, T, ROWS, num_stages=STAGES):
-        row = start + tl.arange(0, ROWS)
+    if start_gamma is not None:
+        acc = acc + tl.load(start_gamma + d, d < D, 0.0)
+    for first in tl.range(0, T, ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
         here = (row < T)[:, None]
         upstream = load((grad_y + row * grad_row)[:, None], here, d[None, :], D, ALIGNED).to(tl.float32)
         wide = load((x + row * x_row)[:, None], here, d[None, :], D, ALIGNED).to(tl.float32)
@@ -373,7 +376,7 @@ def run(
 ) -> None:
     T, D = call.rows, call.size("D")
     steps = _steps(call, plan)
-    tensors: dict[str, Tensor | None] = {"grad_residual": None, **inputs, **results}
+    tensors: dict[str, Tensor | None] = {"grad_residual": None, "start_gamma": None, **inputs, **results}
     if "total" in steps:
         tensors["total"] = inputs["rstd"].new_empty(T)
     sizes = {"T": T, "D": D, "count": float(D), "eps": scalars["eps"]}
@@ -399,7 +402,7 @@ def builds() -> tuple[Build, ...]:
     found: dict[Any, set[str]] = {}
     for call in _audited_calls():
         kinds: dict[str, str | None] = {name: pointer(layout.dtype) for name, layout in call.layouts}
-        kinds = {"grad_residual": None, "total": "*fp32", "rstd": "*fp32", **kinds}
+        kinds = {"grad_residual": None, "start_gamma": None, "total": "*fp32", "rstd": "*fp32", **kinds}
         kinds |= {"y": "*bf16", "residual": "*bf16", "grad_x": pointer(call.grad_dtype), "grad_gamma": "*fp32"}
         for step in _steps(call, plans(call)[0]).values():
             made = build(step.function, kinds, step.tile.num_warps, **step.constexprs)
@@ -424,6 +427,6 @@ def _audited_call(contract: str, rows: int, width: int, grad_dtype: str, wanted:
     if backward:
         dtypes |= {"grad_y": "bfloat16", "rstd": "float32"}
     if leg:
-        dtypes["grad_residual"] = "bfloat16"
+        dtypes |= {"grad_residual": "bfloat16", "start_gamma": "float32"}
     layouts = tuple((name, Layout(dtype, (), width % 8 == 0)) for name, dtype in dtypes.items())
     return Call("rmsnorm_residual", backward, contract, rows, (("D", width),), layouts, wanted, grad_dtype, H200)

@@ -6,8 +6,9 @@ import copy
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -43,18 +44,32 @@ def targets(spec: OpSpec) -> tuple[list[Target], list[Target]]:
     return [Target("reference", "cpu")], [Target(b.name, "cuda") for b in spec.backends]
 
 
+def free_sizes(spec: OpSpec, width: int, held: Mapping[str, int]) -> dict[str, int]:
+    """A size for every free axis: the one it is held at, or ``width``."""
+    return {axis: width for axis, _, _ in spec.size_limits} | dict(held)
+
+
 @functools.lru_cache(maxsize=64)
-def _drawn(op: str, device: str, width: int, pattern: str, dtype: str, rows: int) -> OperatorSubject:
-    """Inputs are drawn once for all contracts and backends. Every free axis has size ``width``."""
-    sizes = {axis: width for axis, _, _ in registry.spec(op).size_limits}
+def _drawn(
+    op: str, device: str, width: int, pattern: str, dtype: str, rows: int, held: tuple[tuple[str, int], ...]
+) -> OperatorSubject:
+    """Inputs are drawn once for all contracts and backends."""
+    sizes = free_sizes(registry.spec(op), width, dict(held))
     chosen = DTYPES[dtype] if dtype else None
     return OperatorSubject(op, None, "reference", torch.device(device), chosen, rows, 0, sizes, pattern)
 
 
 def subject_for(
-    op: str, contract: str, target: Target, width: int, pattern: str, dtype: str, rows: int
+    op: str,
+    contract: str,
+    target: Target,
+    width: int,
+    pattern: str,
+    dtype: str,
+    rows: int,
+    held: Mapping[str, int] = MappingProxyType({}),
 ) -> OperatorSubject:
-    subject = copy.copy(_drawn(op, target.device, width, pattern, dtype, rows))
+    subject = copy.copy(_drawn(op, target.device, width, pattern, dtype, rows, tuple(held.items())))
     subject.contract, subject.backend = contract, target.backend
     return subject
 
@@ -74,13 +89,25 @@ class Base:
     op: ClassVar[str] = ""
     width: ClassVar[int] = 136
     """Size of the free axes in tests that are not about sizes: a whole number of vectors, and not a power of two."""
+    held: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Free axes that keep one size in every test; where there are two, one has to."""
 
     # --- parametrisation ------------------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        both = {"target", "contract"} <= set(metafunc.fixturenames)
+        if both:
+            metafunc.parametrize(("target", "contract"), list(self._kept_pairs(metafunc)))
         for name in ("target", "contract", "pattern", "layout", "arg", "backward", "subset", "lead", "many"):
-            if name in metafunc.fixturenames:
+            if name in metafunc.fixturenames and not (both and name in ("target", "contract")):
                 metafunc.parametrize(name, list(getattr(self, f"_{name}_values")(metafunc)))
+
+    def _kept_pairs(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        """Every target with every contract whose bits its backend gives."""
+        for target in self._target_values(metafunc):
+            for contract in self._contract_values(metafunc):
+                if self.spec.keeps(target.values[0].backend, contract):
+                    yield pytest.param(target.values[0], contract, id=f"{target.id}-{contract}", marks=target.marks)
 
     @property
     def spec(self) -> OpSpec:
@@ -132,6 +159,10 @@ class Base:
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
+    def widths(self, *sizes: int) -> tuple[int, ...]:
+        """Sizes to try for the free axes; where every axis is fixed there is nothing to try, and one stands for all."""
+        return sizes if self.spec.size_limits else (self.width,)
+
     def subject(
         self,
         target: Target,
@@ -142,11 +173,15 @@ class Base:
         rows: int = 40,
     ) -> OperatorSubject:
         name = self.spec.contract(contract).name
-        return subject_for(self.op, name, target, width or self.width, pattern, dtype, rows)
+        return subject_for(self.op, name, target, width or self.width, pattern, dtype, rows, self.held)
 
-    def upstream_dtypes(self) -> list[str]:
-        """Every dtype that some upstream gradient may have beside its first; "" is the first."""
-        return ["", *sorted({d for arg in self.spec.backward.inputs for d in arg.dtypes[1:]})]
+    def free_sizes(self, width: int) -> dict[str, int]:
+        return free_sizes(self.spec, width, self.held)
+
+    def upstream_dtypes(self, contract: str | None = None) -> list[str]:
+        """Every dtype that some input of a backward may have beside its first under the contract; "" is the first."""
+        accepted = self.spec.contract(contract).accepted
+        return ["", *sorted({d for arg in self.spec.backward.inputs for d in accepted(arg)[1:]})]
 
     def forward_inputs(self, subject: OperatorSubject, batch: Batch) -> list[Tensor]:
         return [batch.tensor(arg.name) for arg in self.spec.forward.inputs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,11 +36,13 @@ def quick_folds() -> Iterator[None]:
     ``accumulate`` keeps every partial sum, so it cannot regroup; the +0 in front is where a fold starts.
     """
 
-    def left_fold(terms: Tensor, dim: int) -> Tensor:
+    def left_fold(terms: Tensor, dim: int, start: Tensor | None = None) -> Tensor:
         rows = terms.movedim(dim, -1).cpu().numpy()
-        start = np.zeros((*rows.shape[:-1], 1), dtype=rows.dtype)
+        begin = np.zeros((*rows.shape[:-1], 1), dtype=rows.dtype)
+        if start is not None:
+            begin = begin + start.cpu().numpy()[..., None]
         with np.errstate(all="ignore"):
-            sums = np.add.accumulate(np.concatenate([start, rows], axis=-1), axis=-1, dtype=rows.dtype)
+            sums = np.add.accumulate(np.concatenate([begin, rows], axis=-1), axis=-1, dtype=rows.dtype)
         return torch.from_numpy(sums[..., -1].copy()).to(terms.device)
 
     usual, fold.left_fold = fold.left_fold, left_fold
@@ -50,6 +53,16 @@ def quick_folds() -> Iterator[None]:
 
 
 class Bits(Base):
+    batch_sizes: ClassVar[tuple[Sequence[int], Sequence[int]]] = (ROWS, (0, 1, 7, 33))
+    """On a GPU and on a CPU; so are the next two. An operator whose reference takes long tries fewer."""
+    odd_widths: ClassVar[tuple[Sequence[int], Sequence[int]]] = (ODD_WIDTHS, (1, 17, 136))
+    wide_patterns: ClassVar[tuple[Sequence[str], Sequence[str]]] = (PATTERNS, ("normal",))
+    wide_widths: ClassVar[Sequence[int]] = WIDE_WIDTHS
+    very_wide_widths: ClassVar[tuple[Sequence[int], Sequence[int]]] = (
+        (*UNTUNED_WIDTHS, *VERY_WIDE_WIDTHS),
+        (*UNTUNED_WIDTHS, VERY_WIDE_WIDTHS[0]),
+    )
+
     def _assert_bits(
         self, target: Target, contract: str, pattern: str, width: int, rows: Sequence[int], quick: bool = False
     ) -> None:
@@ -59,7 +72,7 @@ class Bits(Base):
         """
         judging = quick_folds if quick else contextlib.nullcontext
         most = max(rows)
-        for dtype in self.upstream_dtypes():
+        for dtype in self.upstream_dtypes(contract):
             subject = self.subject(target, contract, width, pattern, dtype, rows=most)
             judge_of = self.subject(Target("reference", target.device), contract, width, pattern, dtype, rows=most)
             whole = judge_of.batch(range(most))
@@ -99,23 +112,24 @@ class Bits(Base):
     def test_bits_of_every_batch_size(self, target: Target, contract: str, pattern: str) -> None:
         # H1, H3, B13: a threshold in the launch must not show. D5: tails of every kind.
         # E2 (huge), E8 (nan), E9 (minus_zero), E10 (subnormal, tiny): every pattern of values, on every backend.
-        for width in ODD_WIDTHS if target.device == "cuda" else (1, 17, self.width):
-            self._assert_bits(target, contract, pattern, width, ROWS if target.device == "cuda" else (0, 1, 7, 33))
+        on_cpu = target.device == "cpu"
+        for width in self.widths(*self.odd_widths[on_cpu]):
+            self._assert_bits(target, contract, pattern, width, self.batch_sizes[on_cpu])
 
     def test_bits_of_wide_rows(self, target: Target, contract: str) -> None:
-        on_gpu = target.device == "cuda"
-        for width in WIDE_WIDTHS:
-            for pattern in PATTERNS if on_gpu else ("normal",):
-                self._assert_bits(target, contract, pattern, width, ROWS if on_gpu else (1, 3))
+        on_cpu = target.device == "cpu"
+        for width in self.widths(*self.wide_widths):
+            for pattern in self.wide_patterns[on_cpu]:
+                self._assert_bits(target, contract, pattern, width, (1, 3) if on_cpu else self.batch_sizes[0])
 
     def test_bits_of_very_wide_rows(self, target: Target, contract: str) -> None:
         # B11: more than one block's shared memory holds. D3, D5: widths nobody tuned for.
-        for width in (*UNTUNED_WIDTHS, *(VERY_WIDE_WIDTHS if target.device == "cuda" else VERY_WIDE_WIDTHS[:1])):
+        for width in self.widths(*self.very_wide_widths[target.device == "cpu"]):
             self._assert_bits(target, contract, "normal", width, (1, 3), quick=True)
 
     def test_accuracy(self, target: Target, contract: str) -> None:
         # H16, E4, E13, E17: an independent FP64 golden, random weights, awkward rows.
-        for width, pattern in itertools.product((1, 17, self.width, 1000), FINITE_PATTERNS):
+        for width, pattern in itertools.product(self.widths(1, 17, self.width, 1000), FINITE_PATTERNS):
             subject = self.subject(target, contract, width, pattern)
             batch = subject.batch(range(subject.rows))
             for gradient in (False, True):
@@ -128,7 +142,7 @@ class Bits(Base):
         # H1, H3, H13: batch sizes, chunks, positions, permutations, padding, repetition.
         report = check(
             self.op, contract=contract, backend=target.backend, device=target.device,
-            sizes={axis: self.width for axis, _, _ in self.spec.size_limits}, rows=20 if target.device == "cpu" else 300,
+            sizes=self.free_sizes(self.width), rows=20 if target.device == "cpu" else 300,
         )  # fmt: skip
         four = {name: status for name, status in report.status().items() if name != "reference_bits"}
         assert set(four.values()) == {"pass"}, report.checks

@@ -40,7 +40,7 @@ class Layout(Base):
 
     def test_layouts(self, target: Target, layout: str, backward: bool) -> None:
         # A1, A2, A3, A5, A8, A10, D1, D4: each input in a foreign layout alone, shared weights too, then all of them together.
-        for width in (1, 17, self.width) if target.device == "cpu" else (1, 17, self.width, 4096):
+        for width in self.widths(1, 17, self.width, *((4096,) if target.device == "cuda" else ())):
             subject = self.subject(target, width=width, rows=12)
             tensors = self.inputs(subject, subject.batch(range(12)), backward)
             assert self._assert_layout(subject, tensors, backward, LAYOUTS[layout])

@@ -95,6 +95,6 @@ class Refusals(Base):
                 assert any(first_difference(usual[name], got[name]) for name in got), (
                     f"{scalar.name} = {value} is ignored"
                 )
-                for name, golden in subject._golden.forward(batch.rows | batch.shared, scalars).items():
+                for name, golden in subject.golden_forward(batch, scalars).items():
                     _, excess = judge(got[name], golden, subject.tolerance(name, got[name].dtype, False))
                     assert excess is None, f"{name} with {scalar.name} = {value}: {excess}"

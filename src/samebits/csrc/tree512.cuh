@@ -1,8 +1,9 @@
-// Contract "tree512". Vector v of a row belongs to partial v mod 512. LANES threads share a row; thread t owns the partials
-// t, t + LANES, ..., so the first steps of the halving tree are inside a thread, the next between warps, the last in a warp.
-// HOLD is the number of vectors of a row that a thread keeps in registers; 0 reads the row twice.
+// Sums over a row by 512 partials. Vector v (eight columns) of a row belongs to partial v mod 512. LANES threads share a row;
+// thread t owns the partials t, t + LANES, ..., so the first steps of the halving tree are inside a thread, the next between
+// warps, the last in a warp. A block with further warps behind those of its one row says so with OTHER_WARPS 1.
 #pragma once
-#include "formulas.cuh"
+#include "tree.cuh"
+#include "vectors.cuh"
 
 constexpr int PARTIALS = 512 / LANES;
 constexpr int TREE_THREADS = LANES < 128 ? 128 : LANES;
@@ -15,12 +16,23 @@ __device__ __forceinline__ float fold8(float acc, const Float8& t) {
   return acc;
 }
 
+__device__ __forceinline__ Float8 square8(uint4 raw) {
+  Float8 x = widen8(raw);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x.at[e] = mul(x.at[e], x.at[e]);
+  return x;
+}
+
 __device__ __forceinline__ float tree512(float (&p)[PARTIALS]) {
   float partial = tree_registers(p);
   if constexpr (WARPS > 1) {
     __shared__ float between[LANES];
     between[threadIdx.x] = partial;
+#if OTHER_WARPS
+    asm volatile("bar.sync 1, %0;" ::"n"(LANES) : "memory");
+#else
     __syncthreads();
+#endif
     float column[WARPS];
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) column[w] = between[w * 32 + threadIdx.x % 32];

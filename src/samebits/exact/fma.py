@@ -1,0 +1,26 @@
+"""Fused multiply-add of FP32 with one correct rounding, on any device and without the instruction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c, FP32, rounded once to nearest even. Shapes broadcast; subnormals, zeros and infinities as IEEE 754 says.
+
+    The product of two FP32 is exact in FP64. Its sum with ``c`` is rounded there to odd: an inexact result gets the
+    neighbour with an odd last bit, which can be neither a tie nor an exact value of FP32, so that the second rounding
+    sees on which side the true sum lies.
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    # What the rounding of the sum lost, exactly (Knuth). NaN where the sum is not finite.
+    shadow = total - product
+    lost = (product - (total - shadow)) + (addend - shadow)
+    word = total.view(torch.int64)
+    even = (word & 1) == 0
+    away = (lost > 0) == (total > 0)
+    step = torch.where(away, 1, -1)
+    word = word + torch.where(even & ((lost > 0) | (lost < 0)), step, 0)
+    return word.view(torch.float64).float()

@@ -1,0 +1,125 @@
+"""What a Hopper tensor core computes on BF16 operands, as exact arithmetic: the bits of a chain without a GPU.
+
+The unit takes K in groups of 16. In one group the 16 exact products and the FP32 accumulator are aligned to the largest
+exponent among them (the exponent of a product is the sum of the exponents of its factors), each is truncated toward zero
+to 25 fractional bits, the 17 integers are added exactly, and the sum is truncated toward zero to FP32. The tile shape of
+an instruction changes nothing.
+
+Measured bit for bit on an H200 with random and wide-exponent data. At the edges the model follows what is known of the
+unit (arXiv:2511.10909): a subnormal has the exponent of the smallest normal number; the alignment never goes below that
+exponent, because the accumulator never does; a product that is zero does not take part in it; a result below the normal
+range is truncated to a multiple of 2^-149; what exceeds FP32 is infinite. Non-finite operands give a result that is not
+finite; which one is not promised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samebits.exact.bits import bits
+
+GROUP = 16
+"""Products that one step of the unit adds at once."""
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
+"""Elements of the result in work at a time: what stays in a cache, and what fills a GPU."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The choices of the model. Only the defaults are promised; others exist so that a test can show that they fail."""
+
+    fraction: int = 25
+    """Bits after the point that a term keeps when it is aligned."""
+    lowest: int = -126
+    """The alignment goes no lower than this exponent."""
+    zeros_align: bool = False
+    """Whether a product of zero with a large number has the exponent sum of its factors."""
+
+
+HOPPER = Unit()
+
+
+def chain(a: Tensor, b: Tensor, start: Tensor | None = None, unit: Unit = HOPPER) -> Tensor:
+    """start + sum over ascending k of a[..., m, k] * b[..., n, k], as the tensor core adds it: FP32 (..., M, N).
+
+    ``a`` is (..., M, K) and ``b`` (..., N, K), both BF16 with the same leading axes. K is padded with zeros to whole
+    groups. ``start`` is FP32 (..., M, N); absent means +0. Memory stays bounded; CPU and CUDA tensors give the same bits.
+    """
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dtype != torch.bfloat16:
+            raise TypeError(f"{name} must be bfloat16, not {operand.dtype}")
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} must agree in all axes but the last but one")
+    lead, (m, k), n = a.shape[:-2], a.shape[-2:], b.shape[-2]
+    count = math.prod(lead)
+    out = torch.zeros(count, m, n, device=a.device)
+    if start is not None:
+        out.copy_(start.reshape(count, m, n))
+    if out.numel() == 0 or k == 0:
+        return out.view(*lead, m, n)
+    left, right = _steps(a.reshape(count, m, k)), _steps(b.reshape(count, n, k))
+    block = _BLOCK.get(a.device.type, _BLOCK["cpu"])
+    rows = max(1, min(m, block // n))
+    batches = max(1, block // (rows * n))
+    for first in range(0, count, batches):
+        for row in range(0, m, rows):
+            here = (slice(first, first + batches), slice(row, row + rows))
+            chosen = (left[:, :, here[0], here[1], None], right[:, :, here[0], None])
+            out[here] = _blocks(*chosen, out[here], unit)
+    return out.view(*lead, m, n)
+
+
+def _steps(operand: Tensor) -> Tensor:
+    """(batch, rows, K) BF16 as (groups, 16, batch, rows), padded with zeros: one slice per product of a group."""
+    padded = torch.nn.functional.pad(operand, (0, -operand.shape[-1] % GROUP))
+    return padded.unflatten(-1, (-1, GROUP)).permute(2, 3, 0, 1).contiguous()
+
+
+def _blocks(left: Tensor, right: Tensor, acc: Tensor, unit: Unit) -> Tensor:
+    for a, b in zip(left, right, strict=True):
+        acc = _group(a, b, acc, unit)
+    return acc
+
+
+def _group(left: Tensor, right: Tensor, acc: Tensor, unit: Unit) -> Tensor:
+    """One step: (16, batch, M, 1) and (16, batch, 1, N) BF16 onto (batch, M, N) FP32.
+
+    FP64 holds everything exactly: a product has 16 significant bits, an aligned term fewer than 28, their sum fewer
+    than 32, and scaling is by powers of two.
+    """
+    a_exponents, b_exponents = _exponents(left, unit), _exponents(right, unit)
+    top = _fp32_exponents(acc).clamp_(min=unit.lowest)
+    for a, b in zip(a_exponents, b_exponents, strict=True):
+        torch.maximum(top, a + b, out=top)
+    scale = _power_of_two(unit.fraction - top.long())
+    total = (acc.double() * scale).trunc_()
+    for a, b in zip(left.double(), right.double(), strict=True):
+        total += (a * b).mul_(scale).trunc_()
+    return _truncate_to_fp32(total.div_(scale))
+
+
+def _exponents(operand: Tensor, unit: Unit) -> Tensor:
+    """Exponent of each BF16, int16; the one of the smallest normal number for subnormals, and far below for zeros."""
+    field = (bits(operand) >> 7) & 0xFF
+    exponents = field.clamp(min=1) - 127
+    return exponents if unit.zeros_align else torch.where(operand == 0, -4096, exponents)
+
+
+def _fp32_exponents(values: Tensor) -> Tensor:
+    return (((bits(values) >> 23) & 0xFF).clamp(min=1) - 127).to(torch.int16)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent as FP64, from its bit pattern: library functions for it are not exact everywhere."""
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def _truncate_to_fp32(values: Tensor) -> Tensor:
+    """FP64 to FP32 toward zero: 24 significant bits, and no bit below 2^-149. Beyond FP32 it is infinite."""
+    kept = (values.view(torch.int64) & -(1 << 29)).view(torch.float64)
+    kept = torch.where(values.isfinite(), kept, values)
+    return (kept * 2.0**149).trunc_().mul_(2.0**-149).float()

@@ -1,0 +1,1 @@
+"""The operator ``hyper_head``. Start with spec.py (the contract), then reference.py (the bits), then the kernels."""

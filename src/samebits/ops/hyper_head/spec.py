@@ -1,0 +1,108 @@
+"""The contract of ``hyper_head``. Source: DeepSeek-V4 inference code, the collapse in front of the final norm."""
+
+from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+
+_TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
+_ROUNDING = (
+    "hidden: FP32 to BF16, round to nearest even, once",
+    "grad_residual: both legs in FP32, then FP32, or one rounding to BF16 where grad_dtype asks for it",
+    "everything else: FP32",
+)
+
+
+def _contract(name: str, summary: str) -> Contract:
+    fast, dsv4 = name.startswith("fast"), name.endswith("-dsv4")
+    over_d = "tree256, as in h_aggregate" if fast else "left fold from +0 over ascending d, each product rounded first"
+    return Contract(
+        name=name,
+        summary=summary,
+        exactness="kchain" if fast else "device",
+        reductions=(
+            Reduction("hidden", "H", "4-tree: (p0 + p1) + (p2 + p3), each product rounded first"),
+            Reduction("proj", "K", f"as proj of fp32_gemm_rms, contract {name}"),
+            Reduction("r", "K", f"as r of fp32_gemm_rms, contract {name}"),
+            Reduction(
+                "grad_residual", "N", f"as grad_x of fp32_gemm_rms, contract {name}; grad_pre over D by {over_d}"
+            ),
+            Reduction("grad_weight", "T", f"as grad_weight of fp32_gemm_rms, contract {name}"),
+            Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),
+            Reduction("grad_bias", "T", _TOKENS.format("bias")),
+        ),
+        rounding=_ROUNDING,
+        # fma, ex2 and rcp: inside exp and IEEE divisions, as hc_split_sinkhorn says; under fast* also the chains over n.
+        fma="explicit",
+        approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", *(("rsqrt.approx.f32",) if dsv4 else ())),
+        source="DeepSeek-V4 inference code, in the arithmetic of mhc_pre; nothing is published for it",
+    )
+
+
+SPEC = OpSpec(
+    name="hyper_head",
+    summary="Collapse the residual streams of the last layer: sum_i (sigmoid(controller) + 1e-6)[i] * residual[i].",
+    forward=Pass(
+        inputs=(
+            TensorArg("residual", ("H", "D"), ("bfloat16",), doc="the residual streams"),
+            TensorArg("weight", ("N", "K"), ("float32",), rows=False, sample="small", doc="controller weight"),
+            TensorArg("gain", ("N",), ("float32",), rows=False, doc="gain of each controller output"),
+            TensorArg("bias", ("N",), ("float32",), rows=False, doc="bias of each controller output"),
+        ),
+        results=(
+            Result("hidden", ("D",), "bfloat16", doc="input of the final norm"),
+            Result("pre", ("H",), "float32", hidden=True, doc="sigmoid(logits) + 1e-6"),
+            Result("logits", ("N",), "float32", hidden=True, doc="(r * proj) * gain + bias"),
+            Result("proj", ("N",), "float32", hidden=True, doc="controller projection"),
+            Result("r", (), "float32", hidden=True, doc="reciprocal RMS of the streams"),
+            Result("q", (), "float32", hidden=True, doc="as in fp32_gemm_rms"),
+        ),
+    ),
+    backward=Pass(
+        inputs=(
+            TensorArg("grad_hidden", ("D",), ("bfloat16", "float32"), doc="upstream gradient of hidden"),
+            TensorArg("residual", ("H", "D"), ("bfloat16",)),
+            TensorArg("weight", ("N", "K"), ("float32",), rows=False, sample="small"),
+            TensorArg("gain", ("N",), ("float32",), rows=False),
+            TensorArg("pre", ("H",), ("float32",), doc="of the forward"),
+            TensorArg("logits", ("N",), ("float32",), doc="of the forward"),
+            TensorArg("proj", ("N",), ("float32",), doc="of the forward"),
+            TensorArg("r", (), ("float32",), doc="of the forward"),
+            TensorArg("q", (), ("float32",), doc="of the forward"),
+            TensorArg("start_weight", ("N", "K"), ("float32",), rows=False, optional=True),
+            TensorArg("start_gain", ("N",), ("float32",), rows=False, optional=True),
+            TensorArg("start_bias", ("N",), ("float32",), rows=False, optional=True),
+        ),
+        results=(
+            Result("grad_residual", ("H", "D"), "grad", doc="collapse leg + controller leg"),
+            Result("grad_weight", ("N", "K"), "float32", rows=False),
+            Result("grad_gain", ("N",), "float32", rows=False),
+            Result("grad_bias", ("N",), "float32", rows=False),
+        ),
+    ),
+    scalars=(
+        Scalar(
+            "eps",
+            default=1e-6,
+            minimum=2.0**-126,
+            why="so that no reciprocal meets zero or a subnormal",
+            doc="of the controller's RMS; the one added to the sigmoid is 1e-6 and part of the contract",
+        ),
+    ),
+    fixed_sizes=(("H", 4), ("N", 4)),
+    size_limits=(("D", 1, 2**22),),
+    products=(("K", ("H", "D")),),
+    tuned=(("D", (4096, 7168)),),
+    contracts=(
+        _contract("ascending", "every long sum a left fold; RMS form p1 of mhc_pre"),
+        _contract("ascending-dsv4", "every long sum a left fold; RMS form of the checkpoint"),
+        _contract("fast", "tensor-core projection and tree sums over D; RMS form p1 of mhc_pre"),
+        _contract("fast-dsv4", "tensor-core projection and tree sums over D; RMS form of the checkpoint"),
+    ),
+    backends=(
+        BackendSpec("cuda", min_arch=80),
+        BackendSpec("reference"),
+    ),
+    edges=(
+        "T = 0 gives empty rows, and parameter gradients equal to their starts or 0",
+        "a zero row has no RMS gradient (see fp32_gemm_rms): with zero upstream gradients it adds nothing to any gradient",
+        "NaN and infinity stay in their row, and reach the parameter gradients",
+    ),
+)

@@ -1,0 +1,13 @@
+"""Speed targets of ``hyper_head`` on an H200: what DeepSeek's TileKernels need for ``mhc_pre``, which does more."""
+
+from samebits.bench.targets import Target
+
+_D = (("D", 4096),)
+_FAST = ("fast", "fast-dsv4")
+
+TARGETS = (
+    Target("fwd", _D, (1, 1), "us", at_most=70.8, contracts=_FAST),
+    Target("fwd", _D, (128, 128), "us", at_most=72.4, contracts=_FAST),
+    Target("fwd", _D, (4096, 4096), "us", at_most=113.0, contracts=_FAST),
+    Target("fwd", _D, (32768, 32768), "us", at_most=825.0, contracts=_FAST),
+)

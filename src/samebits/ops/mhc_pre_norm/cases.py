@@ -1,0 +1,6 @@
+"""Cases of ``mhc_pre_norm`` whose digests are committed."""
+
+from samebits.ops.mhc_pre.cases import CASES as CASES
+
+PORTABLE = ("q",)
+"""As in mhc_pre."""
