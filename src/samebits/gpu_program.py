@@ -63,7 +63,7 @@ class Outcome:
         return self.verdict == "passed"
 
 
-PARTS = ("tests", "check", "golden", "bench", "sanitizer")
+PARTS = ("tests", "check", "golden", "accept", "model", "bench", "sanitizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,21 +143,36 @@ def plan(root: Path, out: Path, ops: tuple[str, ...] = ()) -> list[list[Job]]:
     folders = [str(path) for op in ops for path in sorted((root / "tests" / "ops").glob(f"test_{op}*.py"))] or ["tests"]
     tests = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--durations=8", *folders)
     # Nothing here is timed, and most of the time goes into launching small kernels: side by side costs no truth.
-    several = ("-n", "8", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
+    several = ("-n", "14", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
     groups = [
         [
             Job("tests", "pytest -m gpu", (*tests, *several), least=120, most=200),
             Job("check", "checks", (*here, "--part", "check"), least=120, most=200),
             Job("golden", "goldens", (*here, "--part", "golden"), least=120, most=200),
+            *([] if ops else _model_jobs(results)),
         ]
     ]
     for name in ops or registry.names():
         line = (sys.executable, "-m", "samebits.cli", "bench", name, "--quick", "--out", str(results / f"{name}.jsonl"))
         groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
+    if not ops:
+        line = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
+        groups.append([Job("bench", "bench deepseek_v4", (*line, "--out", str(results / "deepseek_v4.jsonl")), 60, 130)])
     groups.append([_sanitizer(tool, out, chosen) for tool in SANITIZERS])
     for name in ops or registry.names():
         groups += [[job] for job in _other_sizes(name, results)]
     return groups
+
+
+def _model_jobs(results: Path) -> list[Job]:
+    """What spans several operators: acceptance of our providers, and a layer of the real model."""
+    accept = (sys.executable, "-m", "samebits.cli", "accept", "deepseek-v4", "--device", "cuda", "--provider")
+    model = (sys.executable, "-m", "samebits.models.deepseek_v4", "--device", "cuda")
+    return [
+        Job("accept", "accept cuda", (*accept, "cuda", "--write-golden"), least=120, most=200),
+        Job("accept", "accept triton", (*accept, "triton"), least=120, most=200),
+        Job("model", "model deepseek_v4", (*model, "--out", str(results / "deepseek_v4_layer.json")), least=120, most=200),
+    ]
 
 
 def _other_sizes(name: str, results: Path) -> list[Job]:
@@ -258,7 +273,7 @@ def _start(job: Job, root: Path, out: Path, limit: float) -> _Running:
     source = str(root / "src")
     settings["PYTHONPATH"] = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
     settings["PYTHONUNBUFFERED"] = "1"
-    watches = "--part" in job.command or job.part == "bench"
+    watches = "--part" in job.command or (job.part == "bench" and "samebits.cli" in job.command)
     command = [*job.command, *(("--seconds", f"{max(limit - ENDING, 1):.0f}") if watches else ())]
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -407,7 +422,7 @@ def _write_json(path: Path, content: Any) -> None:
 
 def _copy_results(root: Path, out: Path) -> None:
     """Everything that a commit should carry, laid out as in the checkout."""
-    for folder, pattern in (("benchmarks/results", "*.json*"), ("tests/golden", "sm_*.json")):
+    for folder, pattern in (("benchmarks/results", "*.json*"), ("tests/golden", "*.json")):
         for path in sorted((root / folder).glob(pattern)):
             target = out / "checkout" / folder / path.name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -85,11 +85,13 @@ def test_every_plan_of_every_shape_can_be_launched(
 def test_all_rows_and_columns_are_covered(
     monkeypatch: pytest.MonkeyPatch, name: str, backward: bool, contract: str
 ) -> None:
-    plans = importlib.import_module(f"samebits.ops.{name}.triton").plans
+    module = importlib.import_module(f"samebits.ops.{name}.triton")
     for rows, width in ((1, 1), (33, 4097), (10**6, 128)):
         call = call_of(name, backward, contract, rows, width)
-        for plan in plans(call):
+        for plan in module.plans(call):
             for function, grid, constants, _ in launches(monkeypatch, call, plan):
+                if grid == (getattr(module, "PROGRAMS", None),):
+                    continue  # each program takes tile after tile, until there are none
                 if function == "_grad_gamma":
                     assert grid[0] * constants["WIDTH"] >= width
                     continue
@@ -113,6 +115,8 @@ def test_wide_accesses_need_aligned_inputs_and_an_aligned_pitch(
     monkeypatch: pytest.MonkeyPatch, width: int, inputs: bool, expected: bool
 ) -> None:
     for name, backward, contract in CASES:
+        if not registry.operator(name).spec.size_limits and inputs:
+            continue  # no width to be odd
         call = call_of(name, backward, contract, 9, width, aligned=inputs)
         plan = importlib.import_module(f"samebits.ops.{name}.triton").plans(call)[0]
         assert all(constants["ALIGNED"] is expected for _, _, constants, _ in launches(monkeypatch, call, plan))
@@ -139,7 +143,7 @@ def test_the_audit_sees_what_runs(monkeypatch: pytest.MonkeyPatch, name: str, ba
         for b in module.builds()
         if contract in b.contracts
     }
-    tuned = dict(registry.operator(name).spec.tuned)["D"]
+    tuned = dict(registry.operator(name).spec.tuned).get("D", ())
     for rows in (1, 128, 10**6):
         for width in (*tuned, 4097):
             call = call_of(name, backward, contract, rows, width, aligned=width % 8 == 0)

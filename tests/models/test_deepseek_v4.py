@@ -176,7 +176,7 @@ def test_patch_and_unpatch_leave_no_trace(given):
     report = samebits.patch(given.model, "published")
     with torch.no_grad():
         assert not torch.equal(given(), logits)
-    assert not report.unused == samebits.patched(given.model).unused, "a report is of its moment"
+    assert report.unused != samebits.patched(given.model).unused, "a report is of its moment"
     samebits.unpatch(given.model)
     assert state_of(given.model) == before
     with subject.norms_cast_to_input(given.model), torch.no_grad():
@@ -194,7 +194,7 @@ def test_only_this_model_changes(patched):
 def test_names_of_classes_stay_and_so_does_isinstance(patched):
     """What looks for classes by name (FSDP, device maps) or by type (captured outputs) still finds them."""
     for member in patched.model.modules():
-        if "samebits_sites" in vars(member):
+        if known.SITES in vars(member):
             name = type(member).__name__
             assert name in HERE and isinstance(member, getattr(known.modeling(), name))
 
@@ -218,7 +218,9 @@ def test_hooks_see_every_module(patched):
     with torch.no_grad():
         logits = patched()
         handles = [
-            layer.get_submodule(name).register_forward_hook(lambda m, args, out, name=name: seen.update({name: (args, out)}))
+            layer.get_submodule(name).register_forward_hook(
+                lambda m, args, out, name=name: seen.update({name: (args, out)})
+            )
             for name in names
         ]
         assert torch.equal(patched(), logits)
@@ -285,7 +287,7 @@ def test_training_step_with_and_without_checkpointing():
     assert samebits.patched(made.model).unused == ()
     ours = {n for n, m in made.model.named_modules() if hasattr(m, "samebits_parameters")}
     without = {n for n in ours if n.endswith("indexer.kv_norm")}  # only its order is used
-    for name, parameter in made.model.named_parameters():
+    for name, _ in made.model.named_parameters():
         owner = name.rpartition(".")[0]
         if owner in ours - without:
             assert grads[name].dtype == torch.float32 and grads[name].isfinite().all() and grads[name].any(), name
@@ -304,13 +306,21 @@ def test_accumulated_micro_batches_have_the_bytes_of_one_batch():
     """At the boundaries themselves: given the same streams and upstream, whatever attention does to a batch."""
     made = trainable()
     layer = made.model.model.layers[1]
-    streams, weight = made.streams, torch.randn(made.streams.shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+    streams, weight = (
+        made.streams,
+        torch.randn(made.streams.shape, generator=torch.Generator().manual_seed(3)).bfloat16(),
+    )
 
     def block(rows):
         x, link = classes._boundary(layer.ffn_hc, layer.post_attention_layernorm, streams[rows])
         link.close(x).backward(weight[rows])
 
-    members = {"fn": layer.ffn_hc.fn, "base": layer.ffn_hc.base, "scale": layer.ffn_hc.scale, "norm": layer.post_attention_layernorm.weight}
+    members = {
+        "fn": layer.ffn_hc.fn,
+        "base": layer.ffn_hc.base,
+        "scale": layer.ffn_hc.scale,
+        "norm": layer.post_attention_layernorm.weight,
+    }
     block(slice(None))
     whole = {name: p.grad for name, p in members.items()}
     made.model.zero_grad()
@@ -342,7 +352,9 @@ def test_generation_gives_a_row_the_same_bits_in_any_batch(patched):
             for given, output in kept[name]:
                 for row in range(4):
                     alone = layer.get_submodule(name)(given[row : row + 1])
-                    for one, whole in zip(*((v if isinstance(v, tuple) else (v,)) for v in (alone, output)), strict=True):
+                    for one, whole in zip(
+                        *((v if isinstance(v, tuple) else (v,)) for v in (alone, output)), strict=True
+                    ):
                         assert torch.equal(one, whole[row : row + 1]), name
 
 
@@ -400,11 +412,11 @@ def test_refuses_a_forward_of_its_own(given, monkeypatch):
 
 def test_refuses_twice_and_undoing_nothing(given):
     samebits.patch(given.model)
-    with pytest.raises(RuntimeError, match="patched already; samebits.unpatch it first"):
+    with pytest.raises(RuntimeError, match=r"patched already; samebits\.unpatch it first"):
         samebits.patch(given.model)
     samebits.unpatch(given.model)
     for call in (samebits.unpatch, samebits.patched):
-        with pytest.raises(RuntimeError, match="not patched; samebits.patch it first"):
+        with pytest.raises(RuntimeError, match=r"not patched; samebits\.patch it first"):
             call(given.model)
 
 
@@ -431,6 +443,7 @@ def test_refuses_code_that_was_never_verified(given, monkeypatch, name):
 def test_refuses_unknown_contracts(given):
     refused(given.model, ValueError, "no contracts named 'quick'; choose 'fast', 'published'", contracts="quick")
     refused(given.model, ValueError, "mhc_post: no contract named 'tree256'", contracts={"mhc_post": "tree256"})
+    refused(given.model, ValueError, "'mhc_pre', which the model calls as a part of", contracts={"mhc_pre": "fast"})
     refused(given.model, ValueError, "'h_aggregate', which is not used here", contracts={"h_aggregate": "tree256"})
 
 
@@ -464,5 +477,16 @@ def test_sites_cover_both_halves_of_every_layer():
     for layer in ("layers.0", "layers.1"):
         for pair in SITES:
             assert {f"{layer}.{name}" for name in pair} <= set(names)
-    assert next(s for s in call_sites(made.model) if s.name == "layers.0.ffn_post").outputs == ("layers.1.attn_hc.streams",)
+    assert next(s for s in call_sites(made.model) if s.name == "layers.0.ffn_post").outputs == (
+        "layers.1.attn_hc.streams",
+    )
     assert Options({}).backend is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contracts", ["fast", "published"])
+def test_everything_holds_on_a_gpu(contracts):
+    """At a small size; the official one is ``python -m samebits.models.deepseek_v4 --device cuda``."""
+    comparison = compare_layer(contracts, batch=3, sequence=24, device="cuda", rows=6)
+    assert failed(comparison) == []
+    assert all(comparison.sites.values())

@@ -57,7 +57,9 @@ def test_autograd_over_the_operators_rounds_more_often(expected):
     assert differing(given.grads(), {name: expected[1][name] for name in ("weight", "bias", "gamma")}) == []
 
 
-@pytest.mark.parametrize("wanted", [("residual",), ("weight",), ("scale",), ("bias",), ("gamma",), ("weight", "gamma"), NAMES[1:]])
+@pytest.mark.parametrize(
+    "wanted", [("residual",), ("weight",), ("scale",), ("bias",), ("gamma",), ("weight", "gamma"), NAMES[1:]]
+)
 def test_any_subset_of_gradients(expected, wanted):
     given = leaves().fresh(frozen=tuple(set(NAMES) - set(wanted)))
     run(given).backward(upstream())
@@ -76,7 +78,9 @@ def test_without_norm_is_mhc_pre():
     given, other = leaves(), leaves()
     x, link = boundary_open(given.residual, given.weight, given.scale, given.bias, backend="reference")
     gain = torch.cat([other.scale[i].repeat(n) for i, n in enumerate((4, 4, 16))])
-    hidden, post, comb, *_ = operator("mhc_pre").forward(other.residual, other.weight, gain, other.bias, backend="reference")
+    hidden, post, comb, *_ = operator("mhc_pre").forward(
+        other.residual, other.weight, gain, other.bias, backend="reference"
+    )
     assert same(x, hidden) and same(link.post, post) and same(link.comb, comb) and link.hidden is x
     weight = upstream()[:, 0]
     (x * weight).sum().backward()
@@ -92,7 +96,11 @@ def test_never_closed_has_no_leg_of_the_post_mix():
     x, _ = opened(given)
     x.backward(upstream()[:, 0])
     operator("mhc_pre_norm").forward(
-        other.residual, other.weight, other.scale.repeat_interleave(torch.tensor([4, 4, 16])), other.bias, other.gamma,
+        other.residual,
+        other.weight,
+        other.scale.repeat_interleave(torch.tensor([4, 4, 16])),
+        other.bias,
+        other.gamma,
         backend="reference",
     )[1].backward(upstream()[:, 0])
     assert differing(given.grads(), {n: g for n, g in other.grads().items() if g is not None and n != "scale"}) == []
@@ -126,7 +134,13 @@ def test_opened_without_gradients_is_a_constant():
         x, link = opened(given)
     boundary_close(link, sublayer(x)).backward(upstream())
     expected = operator("mhc_post").backward(
-        upstream(), given.residual.detach(), sublayer(x), link.comb, link.post, grad_dtype=torch.bfloat16, backend="reference"
+        upstream(),
+        given.residual.detach(),
+        sublayer(x),
+        link.comb,
+        link.post,
+        grad_dtype=torch.bfloat16,
+        backend="reference",
     )[0]
     assert same(given.residual.grad, expected)
     assert [name for name, grad in given.grads().items() if grad is not None] == ["residual"]
@@ -173,7 +187,9 @@ def test_the_carrier_takes_no_memory():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_the_block(expected, reentrant):
     given = leaves()
-    streams = checkpoint(lambda residual: run(replace(given, residual=residual)), given.residual, use_reentrant=reentrant)
+    streams = checkpoint(
+        lambda residual: run(replace(given, residual=residual)), given.residual, use_reentrant=reentrant
+    )
     streams.backward(upstream())
     assert differing(given.grads(), expected[1]) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def single(rows: int, width: int = 12, family: str = "ascending") -> dict[str, T
 
 
 def batches(given: Leaves, cuts: list[int]) -> list[tuple[Leaves, slice]]:
-    return [(given.rows(a, b), slice(a, b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(given.rows(a, b), slice(a, b)) for a, b in pairwise(cuts)]
 
 
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 4, 4, 7]])
@@ -67,7 +68,10 @@ def test_fast_continues_behind_whole_chunks():
 
 def test_fast_refuses_to_continue_inside_a_chunk():
     given = leaves(6, 2)
-    with pytest.raises(RuntimeError, match="chunks of 256, and an earlier micro-batch ended 4 rows"), samebits.accumulate(parameters(given)):
+    with (
+        pytest.raises(RuntimeError, match="chunks of 256, and an earlier micro-batch ended 4 rows"),
+        samebits.accumulate(parameters(given)),
+    ):
         for part, rows in batches(given, [0, 4, 6]):
             run(part, "fast").backward(upstream(6, 2)[rows])
     assert given.weight.grad is None
@@ -79,7 +83,9 @@ def test_checkpointing_inside_the_block(reentrant):
     with samebits.accumulate(parameters(given)):
         for part, rows in batches(given, [0, 3, 7]):
             streams = checkpoint(
-                lambda residual, part=part: run(replace(part, residual=residual)), part.residual, use_reentrant=reentrant
+                lambda residual, part=part: run(replace(part, residual=residual)),
+                part.residual,
+                use_reentrant=reentrant,
             )
             streams.backward(upstream(7)[rows])
     expected = single(7)
@@ -89,7 +95,10 @@ def test_checkpointing_inside_the_block(reentrant):
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = HyperConnection(12, backend="reference"), HyperConnection(12, norm=False, backend="reference")
+        self.first, self.second = (
+            HyperConnection(12, backend="reference"),
+            HyperConnection(12, norm=False, backend="reference"),
+        )
         self.head, self.norm = HyperHead(12, backend="reference"), RMSNorm(12, backend="reference")
         self.other = torch.nn.Linear(12, 12, dtype=torch.bfloat16)
 
@@ -154,7 +163,10 @@ def test_only_trainable_fp32_leaves_are_taken():
     for bad in (torch.zeros(3), torch.zeros(3, requires_grad=True) * 2, torch.zeros(3).bfloat16().requires_grad_()):
         with pytest.raises(ValueError, match="FP32 leaves that require grad"):
             GradientChain([bad])
-    with pytest.raises(ValueError, match="Linear holds no trainable parameter whose gradient samebits folds"), samebits.accumulate(torch.nn.Linear(2, 2)):
+    with (
+        pytest.raises(ValueError, match="Linear holds no trainable parameter whose gradient samebits folds"),
+        samebits.accumulate(torch.nn.Linear(2, 2)),
+    ):
         pass
     with pytest.raises(ValueError, match="at least one parameter"):
         GradientChain([])
@@ -202,7 +214,10 @@ def test_a_compiled_forward_is_refused(traced_before):
     given = leaves()
     if traced_before:
         compiled(given)
-    with pytest.raises(RuntimeError, match="samebits.accumulate cannot follow a compiled forward"), samebits.accumulate(parameters(given)):
+    with (
+        pytest.raises(RuntimeError, match=r"samebits\.accumulate cannot follow a compiled forward"),
+        samebits.accumulate(parameters(given)),
+    ):
         compiled(given)
 
 

@@ -12,6 +12,7 @@ from parallel.ranks import on_ranks
 
 from samebits import parallel
 from samebits.dispatch import UnsupportedError
+from samebits.nn import GradientChain
 
 
 def _compare(whole: dict[str, dict[str, Any]], found: list[dict[str, Any]]) -> None:
@@ -45,6 +46,15 @@ def test_the_bytes_of_one_process(world: int) -> None:
 def test_fast_chains_are_carried_at_whole_steps() -> None:
     whole = {"fp32_gemm_rms": work.expected("fp32_gemm_rms", 264, "fast")}
     _compare(whole, [{"fp32_gemm_rms/fast": rank} for rank in on_ranks(2, work.fast)])
+
+
+def test_modules_over_ranks_have_the_gradients_of_one_process() -> None:
+    whole = work.boundary(range(work.ROWS), GradientChain, torch.device("cpu"))
+    ranks = on_ranks(2, work.boundary_of_rank)
+    assert {"fn", "base", "scale"} <= whole.keys()
+    for name in whole.keys() - {"streams"}:
+        assert [rank[name] for rank in ranks] == [whole[name]] * 2, name
+    assert [row for rank in ranks for row in rank["streams"]] == whole["streams"]
 
 
 def test_summing_the_ranks_own_folds_is_other_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,6 +122,37 @@ def refused() -> list[str]:
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def boundary(rows: range, chain: Callable[[list[torch.Tensor]], Any], where: torch.device) -> dict[str, str]:
+    """A whole boundary on some of the tokens, its parameter gradients through a chain."""
+    from samebits.nn import HyperConnection
+
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    layer = HyperConnection(16, norm=True)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(drawn(*parameter.shape) * 0.1)
+    layer = layer.to(where)
+    streams, upstream = (drawn(ROWS, 4, 16).bfloat16()[rows.start : rows.stop].to(where) for _ in range(2))
+    streams.requires_grad_()
+    with chain([p for p in layer.parameters()]) as opened:
+        given, link = layer.open(streams)
+        link.close(given * 0.5).backward(upstream)
+    opened.finish()
+    assert streams.grad is not None
+    found = {name: digest(p.grad) for name, p in layer.named_parameters() if p.grad is not None}
+    return found | {"streams": [digest(row) for row in streams.grad]}  # type: ignore[dict-item]
+
+
+def boundary_of_rank() -> dict[str, str]:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    share = ROWS // world
+    return boundary(range(rank * share, (rank + 1) * share), parallel.RankChain, device())
 
 
 def fast() -> dict[str, Any]:

@@ -16,6 +16,8 @@ from samebits.verify.layouts import LAYOUTS
 REFERENCE = {name: importlib.import_module(f"samebits.ops.{name}.reference") for name in registry.names()}
 PLANTED = Target("triton", "cpu")
 """A backend that needs a GPU, replaced by one of ours that does not."""
+NORMAL_FORWARD = ("hc_split_sinkhorn",)
+"""Operators whose forward has no subnormal value for small inputs: a sigmoid and a softmax of them are ordinary numbers."""
 
 
 class Backend:
@@ -37,7 +39,7 @@ class Backend:
 
 @pytest.fixture
 def plant(monkeypatch):
-    monkeypatch.setattr(dispatch, "refusal", lambda spec, backend, device, installed: None)
+    monkeypatch.setattr(dispatch, "refusal", lambda spec, backend, device, installed, contract: None)
 
     def planted(op="h_aggregate", **fault):
         monkeypatch.setitem(registry.operator(op)._backends, "triton", Backend(op, **fault))
@@ -126,7 +128,8 @@ def test_flushed_subnormals_are_seen(plant, op):
 
     tests._assert_bits(PLANTED, "ascending", "tiny", 17, (0, 1, 9))
     registry.operator(op)._backends["triton"].run = flushed
-    with pytest.raises(AssertionError, match=r"forward.*elements differ"):
+    first = "backward" if op in NORMAL_FORWARD else "forward"
+    with pytest.raises(AssertionError, match=rf"{first}.*elements differ"):
         tests._assert_bits(PLANTED, "ascending", "tiny", 17, (0, 1, 9))
 
     def flushed_backward(call, *rest):

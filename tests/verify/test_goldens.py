@@ -52,6 +52,15 @@ def test_only_named_cases_are_excused_and_only_their_absence():
     assert goldens.differences({old: "1"}, {new: "2"}, ("new",)) == [f"{old}: stored, but no longer computed"]
 
 
+def has_portable_results(name):
+    """Not so where everything rests on a device function, as the Sinkhorn matrix and its gradient on exp."""
+    spec = registry.spec(name)
+    results = [result.name for result in (*spec.forward.results, *spec.backward.results)]
+    return any(
+        goldens.is_portable(f"{name}/{c.name}/either/any/{result}") for c in spec.contracts for result in results
+    )
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_flushing_subnormals_changes_the_tiny_digests(name, monkeypatch):
     """E10: with subnormals flushed to zero the reference gives other bits, so the digests hold every machine to them."""
@@ -59,6 +68,9 @@ def test_flushing_subnormals_changes_the_tiny_digests(name, monkeypatch):
     cases = importlib.import_module(f"samebits.ops.{name}.cases")
     monkeypatch.setattr(cases, "CASES", [case for case in cases.CASES if case.pattern == "tiny"])
     stored = json.loads(PORTABLE.read_text())["digests"]
+    if not has_portable_results(name):  # then the gradients are held to what this machine gives
+        monkeypatch.setattr(goldens, "is_portable", lambda key: "/backward/" in key)
+        stored = goldens.compute("cpu", "reference", [name])
     tiny = {key: stored[key] for key in goldens.compute("cpu", "reference", [name])}
     assert tiny and goldens.differences(tiny, goldens.compute("cpu", "reference", [name])) == []
     right = reference.run
@@ -115,7 +127,7 @@ def test_every_operator_and_contract_has_digests():
     keys = json.loads(PORTABLE.read_text())["digests"]
     for name in registry.names():
         for contract in registry.spec(name).contracts:
-            assert any(key.startswith(f"{name}/{contract.name}/") for key in keys)
+            assert any(key.startswith(f"{name}/{contract.name}/") for key in keys) == has_portable_results(name)
     assert not any(key.endswith(("/y", "/rstd")) for key in keys)  # rsqrt is the device's own
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.triton_build import TritonKernel
 
+_OPS = "samebits.ops."
+
 
 @dataclass(frozen=True)
 class Build:
@@ -25,8 +27,21 @@ class Build:
         return "cuda" if isinstance(self.kernel, CudaKernel) else "triton"
 
     @property
+    def owner(self) -> str:
+        """The operator whose folder holds the source; for a Triton kernel from elsewhere the name of its module."""
+        if isinstance(self.kernel, CudaKernel):
+            return self.kernel.op
+        module: str = self.kernel.function.__module__
+        return module.removeprefix(_OPS).partition(".")[0] if module.startswith(_OPS) else module
+
+    @property
+    def entry(self) -> str:
+        """The kernel as it is written, without what one build fixes."""
+        return self.kernel.entry if isinstance(self.kernel, CudaKernel) else str(self.kernel.function.__name__)
+
+    @property
     def label(self) -> str:
-        """Unique per operator: a Triton kernel's name does not hold its argument types and warps, so they are added."""
+        """Unique among the kernels of its owner: what a Triton kernel's name lacks, argument types and warps, is added."""
         if isinstance(self.kernel, CudaKernel):
             return self.kernel.name
         types = ",".join(kind for _, kind in self.kernel.signature if kind != "constexpr")

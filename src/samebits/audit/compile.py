@@ -53,7 +53,7 @@ def arch_name(build: Build, arch: str) -> str:
     return "sm_90a" if number == 90 and isinstance(build.kernel, CudaKernel) else f"sm_{number}"
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)
 def compile_build(build: Build, arch: str) -> Compiled:
     """:class:`AuditError` if the compiler refuses it."""
     name = arch_name(build, arch)
@@ -68,7 +68,6 @@ def compile_build(build: Build, arch: str) -> Compiled:
     return Compiled(name, made["ptx"], made["cubin"])
 
 
-@functools.lru_cache(maxsize=1024)
 def read(compiled: Compiled) -> Read:
     return pair(ptx.parse(compiled.ptx), sass.disassemble(compiled.cubin))
 

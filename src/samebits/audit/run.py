@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from samebits.audit import compile as compiling
 from samebits.audit import judge, sass, targets
-from samebits.audit.build import Build
 from samebits.audit.code import AuditError, Function, Module, Resources
-from samebits.audit.limits import Limits, of_contracts
+from samebits.audit.compilers import compilers
+from samebits.audit.fingerprint import fingerprint
+from samebits.audit.limits import Limits
+from samebits.audit.listing import Job, Unlisted, jobs_of
 from samebits.audit.rules import Finding
-from samebits.runtime import nvrtc
 
-WORKERS = 2
+WORKERS = os.cpu_count() or 1
+PROCESSES_FROM = 100
+"""Compilations that are worth the seconds which starting processes takes; fewer run in threads."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, all, what)."""
@@ -38,6 +41,8 @@ class Report:
     resources: Resources | None = None
     opcodes: tuple[tuple[str, int], ...] = ()
     """Histogram of the SASS; for a foreign file over all of its functions."""
+    fingerprint: str = ""
+    """Of what was compiled, see :mod:`samebits.audit.fingerprint`; empty for foreign files and where nothing came out."""
 
     @property
     def clean(self) -> bool:
@@ -87,72 +92,45 @@ class Result:
         }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One build with its operator's name and what its contracts allow."""
-
-    op: str
-    build: Build
-    limits: Limits
-
-
-def jobs_of(op: str) -> tuple[Job | Report, ...]:
-    """Every build of an operator's compiled backends; a backend that cannot be loaded is a report with an error."""
-    from samebits import registry
-
-    operator = registry.operator(op)
-    jobs: list[Job | Report] = []
-    for backend in operator.spec.backends:
-        if backend.name == "reference":
-            continue
-        try:
-            builds: tuple[Build, ...] = operator.backend(backend.name).builds()
-        except (ImportError, AttributeError) as error:
-            jobs.append(_failed(op, backend.name, "(all kernels)", "", f"cannot list its kernels: {error}"))
-            continue
-        if not builds:
-            jobs.append(_failed(op, backend.name, "(all kernels)", "", "lists no kernel, so nothing was audited"))
-        seen: set[str] = set()
-        for build in builds:
-            if build.label in seen:
-                jobs.append(_failed(op, backend.name, build.label, "", "listed twice: the lock cannot tell them apart"))
-                continue
-            seen.add(build.label)
-            limits = of_contracts(operator.spec.contract(name) for name in build.contracts)
-            jobs.append(Job(op, build, limits))
-    return tuple(jobs)
-
-
 def audit_operators(
     ops: Iterable[str] | None = None, arches: Iterable[str] = compiling.ARCHES, progress: Progress | None = None
 ) -> Result:
     """Compile and judge every kernel of the named operators (all by default). ValueError: unknown name or arch."""
-    from samebits import registry
+    numbers = [f"sm_{compiling.capability(arch)}" for arch in arches]
+    listed = jobs_of(ops)
+    failed = [job for job in listed if isinstance(job, Unlisted)]
+    work = [(job, arch) for job in listed if isinstance(job, Job) for arch in numbers]
+    return audit_work(work, failed, progress)
 
-    listed = [job for op in (registry.names() if ops is None else ops) for job in jobs_of(op)]
-    return audit_jobs(listed, arches, progress)
 
-
-def audit_jobs(
-    listed: Iterable[Job | Report], arches: Iterable[str] = compiling.ARCHES, progress: Progress | None = None
-) -> Result:
+def audit_jobs(listed: Iterable[Job], arches: Iterable[str] = compiling.ARCHES) -> Result:
     """As :func:`audit_operators`, of builds given by hand."""
     numbers = [compiling.capability(arch) for arch in arches]
-    failed = [job for job in listed if isinstance(job, Report)]
-    work = [(job, f"sm_{number}") for job in listed if isinstance(job, Job) for number in numbers]
-    reports = [*failed]
-    # Triton compiles in this thread, as its own caches expect; NVRTC and the disassembler run in the pool.
-    with ThreadPoolExecutor(WORKERS) as pool:
-        futures: list[Future[Report]] = []
-        for job, arch in work:
-            if job.build.backend == "triton":
-                _quietly(job.build, arch)
-            futures.append(pool.submit(_audit_build, job, arch))
-        for done, ((job, arch), future) in enumerate(zip(work, futures, strict=True), 1):
-            reports.append(future.result())
-            if progress:
-                progress(done, len(work), f"{job.op} {job.build.backend} {arch}")
+    return audit_work([(job, f"sm_{number}") for job in listed for number in numbers])
+
+
+def audit_work(
+    work: Sequence[tuple[Job, str]], failed: Iterable[Unlisted] = (), progress: Progress | None = None
+) -> Result:
+    """Compile and judge each build for its architecture, on all cores."""
+    from samebits.audit.pool import in_processes
+
+    reports = [_failed(f.op, f.backend, f.label, "", f.why) for f in failed]
+    many = WORKERS > 1 and len(work) >= PROCESSES_FROM
+    results = in_processes(work, WORKERS) if many else _in_threads(work)
+    for done, ((job, arch), report) in enumerate(zip(work, results, strict=True), 1):
+        reports.append(report)
+        if progress:
+            progress(done, len(work), f"{job.op} {job.build.backend} {arch}")
     return Result(tuple(reports), tuple(sorted(compilers().items())))
+
+
+def _in_threads(work: Sequence[tuple[Job, str]]) -> Iterator[Report]:
+    """Triton compiles in this thread, as its own caches expect; NVRTC and the disassembler run in the pool."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        futures = [pool.submit(audit_build, job, arch) if job.build.backend == "cuda" else None for job, arch in work]
+        for (job, arch), future in zip(work, futures, strict=True):
+            yield future.result() if future is not None else audit_build(job, arch)
 
 
 def audit_path(path: Path, limits: Limits, progress: Progress | None = None) -> Result:
@@ -167,35 +145,16 @@ def audit_path(path: Path, limits: Limits, progress: Progress | None = None) -> 
     return Result(tuple(reports))
 
 
-def compilers() -> dict[str, str]:
-    """The versions that decide the machine code of our kernels."""
-    from importlib import metadata
-
-    versions = {"nvrtc": nvrtc.version()}
-    for key, packages in {"nvrtc": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"), "triton": ("triton",)}.items():
-        for package in packages:
-            try:
-                exact = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-            if key != "nvrtc" or exact.startswith(versions["nvrtc"]):
-                versions[key] = exact
-    return versions
-
-
-def _quietly(build: Build, arch: str) -> None:
-    with contextlib.suppress(AuditError):  # the worker meets the same error and reports it
-        compiling.compile_build(build, arch)
-
-
-def _audit_build(job: Job, arch: str) -> Report:
+def audit_build(job: Job, arch: str) -> Report:
+    """Compile and judge one build; what fails is in the report."""
     build = job.build
-    name = compiling.arch_name(build, arch)
+    name, contracts = compiling.arch_name(build, arch), job.contracts or build.contracts
     try:
+        before = fingerprint(job, arch)  # a source that changes meanwhile must not vouch for the older code
         read = compiling.read(compiling.compile_build(build, arch))
         kernel = read.kernel
     except AuditError as error:
-        return _failed(job.op, build.backend, build.label, name, str(error), build.contracts)
+        return _failed(job.op, build.backend, build.label, name, str(error), contracts)
     return Report(
         label=build.label,
         arch=name,
@@ -203,9 +162,10 @@ def _audit_build(job: Job, arch: str) -> Report:
         findings=judge.judge(read.ptx, read.sass, job.limits),
         op=job.op,
         backend=build.backend,
-        contracts=build.contracts,
+        contracts=contracts,
         resources=kernel.resources,
         opcodes=tuple(sass.histogram(kernel).items()),
+        fingerprint=before,
     )
 
 

@@ -20,17 +20,18 @@ NAME = "tile_kernels"
 
 def _module(name: str) -> Any:
     """A module under ``tile_kernels`` without running the package's own ``__init__``, which needs an older tilelang."""
-    found = importlib.util.find_spec("tile_kernels")
-    if found is None or not found.submodule_search_locations or importlib.util.find_spec("tilelang") is None:
-        raise LeftOut("tile_kernels and tilelang are not installed")
-    root = list(found.submodule_search_locations)
-    for package, folders in (
-        ("tile_kernels", root),
-        ("tile_kernels.modeling", [f"{folder}/modeling" for folder in root]),
-    ):
-        stub = types.ModuleType(package)
-        stub.__path__ = folders
-        sys.modules.setdefault(package, stub)
+    if "tile_kernels" not in sys.modules:
+        found = importlib.util.find_spec("tile_kernels")
+        if found is None or not found.submodule_search_locations or importlib.util.find_spec("tilelang") is None:
+            raise LeftOut("tile_kernels and tilelang are not installed")
+        root = list(found.submodule_search_locations)
+        for package, folders in (
+            ("tile_kernels", root),
+            ("tile_kernels.modeling", [f"{folder}/modeling" for folder in root]),
+        ):
+            stub = types.ModuleType(package)
+            stub.__path__ = folders
+            sys.modules[package] = stub
     return importlib.import_module(f"tile_kernels.{name}")
 
 

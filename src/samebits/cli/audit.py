@@ -31,8 +31,15 @@ def audit(
         list[str] | None, typer.Option("--arch", help="Architecture to compile for, e.g. sm_90; may be repeated.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
-    write_lock: Annotated[bool, typer.Option("--write-lock", help="Rewrite the recorded opcode counts.")] = False,
-    check_lock: Annotated[bool, typer.Option("--check-lock", help="Compare with the recorded opcode counts.")] = False,
+    write_lock: Annotated[
+        bool, typer.Option("--write-lock", help="Compile what changed since the lock was written, and record it.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --write-lock: compile what did not change too.")
+    ] = False,
+    check_lock: Annotated[
+        bool, typer.Option("--check-lock", help="Compile and compare with the recorded fingerprints and opcode counts.")
+    ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,35 +55,46 @@ def audit(
     from samebits.audit import show
     from samebits.cli import output
 
-    _refuse_nonsense(write_lock, check_lock, target, arch)
+    _refuse_nonsense(write_lock, everything, check_lock, target, arch, allow or [])
     arches = tuple(arch) if arch else compiling.ARCHES
+    ops = None if target is None else (target,)
+    comparison, complete = None, True
     try:
-        numbers = sorted({compiling.capability(name) for name in arches})
-        result, ops = _run(target, [f"sm_{n}" for n in numbers], bool(arch), allow or [], write_lock or check_lock)
-        show.show(result, output.console())
-        comparison = _lock(result, ops, arches, write_lock, check_lock)
+        if write_lock:
+            result, complete = _write_lock(everything)
+        else:
+            numbers = sorted({compiling.capability(name) for name in arches})
+            result = _run(target, [f"sm_{n}" for n in numbers], bool(arch), allow or [], check_lock)
+            show.show(result, output.console())
+        if check_lock:
+            from samebits.audit import lock
+
+            comparison = lock.compare(_lock_path(), result, ops, arches)
     except ValueError as error:
         raise UserError(str(error)) from error
     if comparison is not None:
         show.show_comparison(comparison, output.console())
     if json is not None:
         _write_json(json, result, comparison)
-    if not result.clean or (comparison is not None and comparison.status != "same"):
+    if not (result.clean and complete) or (comparison is not None and comparison.status != "same"):
         raise typer.Exit(1)
 
 
-def _refuse_nonsense(write_lock: bool, check_lock: bool, target: str | None, arch: list[str] | None) -> None:
+def _refuse_nonsense(
+    write_lock: bool, everything: bool, check_lock: bool, target: str | None, arch: list[str] | None, allow: list[str]
+) -> None:
     if write_lock and check_lock:
         raise UserError("--write-lock and --check-lock exclude each other")
-    if write_lock and (target is not None or arch):
-        raise UserError("--write-lock records all operators for all architectures: no target, no --arch")
+    if write_lock and (target is not None or arch or allow):
+        raise UserError("--write-lock records all operators for all architectures: no target, no --arch, no --allow")
+    if everything and not write_lock:
+        raise UserError("--all says what --write-lock compiles; without it everything is compiled anyway")
 
 
-def _run(
-    target: str | None, arches: list[str], arch_given: bool, allow: list[str], lock: bool
-) -> tuple[Result, tuple[str, ...] | None]:
+def _run(target: str | None, arches: list[str], arch_given: bool, allow: list[str], lock: bool) -> Result:
     from samebits import registry
-    from samebits.audit import limits, run
+    from samebits.audit import limits, listing, run
+    from samebits.cli import output
 
     ours = target is None or target in registry.names()
     if not ours:
@@ -88,29 +106,48 @@ def _run(
         if arch_given:
             raise UserError("--arch is what our kernels are compiled for; a foreign file has its own")
         with _progress() as progress:
-            return run.audit_path(path, limits.of_allowed(allow), progress), None
+            return run.audit_path(path, limits.of_allowed(allow), progress)
     if allow:
         raise UserError("--allow is for foreign files; what our kernels may do is said by their contracts alone")
-    ops = None if target is None else (target,)
+    if target is not None and (others := listing.lenders(target)):
+        output.console().print(
+            f"{target} also launches kernels of {', '.join(others)}; they are audited under those names"
+        )
     with _progress() as progress:
-        return run.audit_operators(ops, arches, progress), ops
+        return run.audit_operators(None if target is None else (target,), arches, progress)
 
 
-def _lock(
-    result: Result, ops: tuple[str, ...] | None, arches: tuple[str, ...], write_lock: bool, check_lock: bool
-) -> Comparison | None:
+def _write_lock(everything: bool) -> tuple[Result, bool]:
+    """(what was compiled, whether all of it is recorded)."""
+    from samebits.audit import compile as compiling
+    from samebits.audit import listing, lock, run, show
+    from samebits.cli import output
+
+    path = _lock_path()
+    listed = listing.everything()
+    work = [(job, arch) for job in listed if isinstance(job, listing.Job) for arch in compiling.ARCHES]
+    kept = {} if everything else lock.unchanged(path, work)
+    todo = [(job, arch) for job, arch in work if job.key(arch) not in kept]
+    with _progress() as progress:
+        result = run.audit_work(todo, [one for one in listed if isinstance(one, listing.Unlisted)], progress)
+    console = output.console()
+    show.show(result, console)
+    refused = lock.write(path, result, kept)
+    console.print(
+        f"lock: {len(todo) - len(refused)} entries written, {len(kept)} kept because nothing changed for them"
+    )
+    if refused:
+        console.print(f"[red]lock: {len(refused)} not recorded, because only clean code is[/red]")
+    return result, not refused
+
+
+def _lock_path() -> Path:
     from samebits import environment
-    from samebits.audit import lock
 
-    if not (write_lock or check_lock):
-        return None
     root = environment.checkout()
     if root is None:
         raise UserError(f"the lock is {LOCK} of a checkout, and this is an installed package")
-    if write_lock:
-        lock.write(root / LOCK, result)
-        return None
-    return lock.compare(root / LOCK, result, ops, arches)
+    return root / LOCK
 
 
 def _write_json(path: Path, result: Result, comparison: Comparison | None) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,12 @@ from rich.markup import escape
 from samebits.cli import output
 
 if TYPE_CHECKING:
+    from samebits.audit.listing import Job, Unlisted
     from samebits.audit.lock import Comparison
     from samebits.audit.run import Report, Result
 
 ARCHES = ("sm_90",)
-"""The demo has minutes, and every architecture costs one or two; ``samebits audit`` compiles for all of them."""
+"""The demo has minutes: one build of every kernel for one architecture. ``samebits audit`` compiles all builds for all."""
 SHOWN_FINDINGS = 12
 SHOWN_TO_FAIL = "torch.mm"
 """A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
@@ -53,7 +54,7 @@ class _Run:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of index.html and the JSON behind it.")] = Path("report"),
 ) -> None:
-    """Check every operator, audit every kernel, compare a DeepSeek-V4 layer with and without them, write the report.
+    """Check every operator, audit a build of every kernel, compare a DeepSeek-V4 layer with and without them, write the report.
 
     No GPU needed; a few minutes on two CPU cores. Exit code 1 if anything that should pass does not.
     """
@@ -112,17 +113,26 @@ def _checks(run: _Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _audit(run: _Run) -> dict[str, Any]:
-    """Every kernel, against its contracts and against the committed lock."""
+    """One build of every kernel against its contracts, and all builds against the committed lock."""
+    from samebits.audit import listing, sample
     from samebits.audit import run as auditing
 
     run.part("audit: the machine code of every kernel, for a GPU that need not be here")
+    listed = listing.everything()
+    jobs = [one for one in listed if isinstance(one, listing.Job)]
+    failed = [one for one in listed if isinstance(one, listing.Unlisted)]
     with _progress("compiling") as advance:
-        result = auditing.audit_operators(arches=ARCHES, progress=advance)
+        result = auditing.audit_work(sample.choose(jobs, ARCHES), failed, advance)
+    run.console.print(
+        f"a sample: one of the builds of each kernel, {len(result.reports)} of {len(jobs)}, for {', '.join(ARCHES)} alone; "
+        "samebits audit compiles all of them for all architectures"
+    )
     _show_audit(run, result)
     bad = sum(not report.clean for report in result.reports)
-    run.say(result.clean, f"audit: {len(result.reports)} kernels for {', '.join(ARCHES)}, {bad} with findings")
+    what = f"one build of each of {len(result.reports)} kernels for {', '.join(ARCHES)}"
+    run.say(result.clean, f"audit: {what}, {bad} with findings")
     content = result.to_json()
-    comparison = _lock(run, result)
+    comparison = _lock(run, result, listed)
     if comparison is not None:
         content["lock"] = comparison.to_json()
     run.write("audit.json", content)
@@ -148,23 +158,30 @@ def _show_audit(run: _Run, result: Result) -> None:
         run.console.print(f"and {len(findings) - SHOWN_FINDINGS} more findings: samebits audit")
 
 
-def _lock(run: _Run, result: Result) -> Comparison | None:
-    """Against the committed record, which other compilers cannot be held to. None in an installed package."""
+def _lock(run: _Run, result: Result, listed: Sequence[Job | Unlisted]) -> Comparison | None:
+    """Against the committed record, which other compilers cannot be held to. None in an installed package.
+
+    The sample by its code, all other builds, for every audited architecture, by what would be compiled.
+    """
     from samebits import environment
     from samebits.audit import lock
+    from samebits.audit.compile import ARCHES as ALL_ARCHES
     from samebits.cli.audit import LOCK
 
     root = environment.checkout()
     if root is None:
         return None
     try:
-        comparison = lock.compare(root / LOCK, result, None, ARCHES)
+        inputs = lock.check_inputs(root / LOCK, listed, ALL_ARCHES)
+        code = lock.compare(root / LOCK, result, None, ARCHES, sample=True)
     except ValueError as error:
         run.say(False, f"audit lock: {error}")
         return None
+    lines = tuple(dict.fromkeys((*inputs.lines, *code.lines)))
+    comparison = lock.Comparison(code.status if inputs.status == "same" else inputs.status, lines)
     said = {
-        "same": "every kernel as recorded",
-        "changed": f"machine code differs from the record in {len(comparison.lines)} kernels",
+        "same": "the sample compiles to what is recorded, and all other builds have the recorded sources and options",
+        "changed": f"{len(lines)} differences from the record, the first: {lines[0] if lines else ''}",
         "compiler": "not comparable, other compilers than the record's",
     }[comparison.status]
     run.say(comparison.status != "changed", f"audit lock: {said}")

@@ -13,14 +13,14 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     neighbour with an odd last bit, which can be neither a tie nor an exact value of FP32, so that the second rounding
     sees on which side the true sum lies.
     """
+    a, b, c = torch.broadcast_tensors(a, b, c)
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
     # What the rounding of the sum lost, exactly (Knuth). NaN where the sum is not finite.
     shadow = total - product
-    lost = (product - (total - shadow)) + (addend - shadow)
+    lost = product.sub_(total - shadow).add_(addend - shadow)
     word = total.view(torch.int64)
-    even = (word & 1) == 0
-    away = (lost > 0) == (total > 0)
-    step = torch.where(away, 1, -1)
-    word = word + torch.where(even & ((lost > 0) | (lost < 0)), step, 0)
-    return word.view(torch.float64).float()
+    inexact_and_even = (lost.abs() > 0) & ((word & 1) == 0)
+    # The odd neighbour is further from zero where the sum and what it lost have one sign, else nearer.
+    step = ((lost.view(torch.int64) ^ word) >> 63) | 1
+    return word.add_(step.mul_(inexact_and_even)).view(torch.float64).float()

@@ -15,7 +15,6 @@ finite; which one is not promised.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,26 +23,17 @@ from samebits.exact.bits import bits
 
 GROUP = 16
 """Products that one step of the unit adds at once."""
+FRACTION = 25
+"""Bits after the point that a term keeps when it is aligned."""
+LOWEST = -126
+"""Exponent of the smallest normal number, of subnormals, and of the lowest alignment."""
+_NEVER = -4096
+"""Exponent of what does not take part in the alignment."""
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
 """Elements of the result in work at a time: what stays in a cache, and what fills a GPU."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """The choices of the model. Only the defaults are promised; others exist so that a test can show that they fail."""
-
-    fraction: int = 25
-    """Bits after the point that a term keeps when it is aligned."""
-    lowest: int = -126
-    """The alignment goes no lower than this exponent."""
-    zeros_align: bool = False
-    """Whether a product of zero with a large number has the exponent sum of its factors."""
-
-
-HOPPER = Unit()
-
-
-def chain(a: Tensor, b: Tensor, start: Tensor | None = None, unit: Unit = HOPPER) -> Tensor:
+def chain(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     """start + sum over ascending k of a[..., m, k] * b[..., n, k], as the tensor core adds it: FP32 (..., M, N).
 
     ``a`` is (..., M, K) and ``b`` (..., N, K), both BF16 with the same leading axes. K is padded with zeros to whole
@@ -69,7 +59,7 @@ def chain(a: Tensor, b: Tensor, start: Tensor | None = None, unit: Unit = HOPPER
         for row in range(0, m, rows):
             here = (slice(first, first + batches), slice(row, row + rows))
             chosen = (left[:, :, here[0], here[1], None], right[:, :, here[0], None])
-            out[here] = _blocks(*chosen, out[here], unit)
+            out[here] = _block(*chosen, out[here])
     return out.view(*lead, m, n)
 
 
@@ -79,43 +69,43 @@ def _steps(operand: Tensor) -> Tensor:
     return padded.unflatten(-1, (-1, GROUP)).permute(2, 3, 0, 1).contiguous()
 
 
-def _blocks(left: Tensor, right: Tensor, acc: Tensor, unit: Unit) -> Tensor:
+def _block(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     for a, b in zip(left, right, strict=True):
-        acc = _group(a, b, acc, unit)
+        acc = _step(a, b, acc)
     return acc
 
 
-def _group(left: Tensor, right: Tensor, acc: Tensor, unit: Unit) -> Tensor:
-    """One step: (16, batch, M, 1) and (16, batch, 1, N) BF16 onto (batch, M, N) FP32.
+def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
+    """One group: (16, batch, M, 1) and (16, batch, 1, N) BF16 onto (batch, M, N) FP32.
 
     FP64 holds everything exactly: a product has 16 significant bits, an aligned term fewer than 28, their sum fewer
     than 32, and scaling is by powers of two.
     """
-    a_exponents, b_exponents = _exponents(left, unit), _exponents(right, unit)
-    top = _fp32_exponents(acc).clamp_(min=unit.lowest)
-    for a, b in zip(a_exponents, b_exponents, strict=True):
+    top = _exponents_fp32(acc)
+    for a, b in zip(_exponents_bf16(left), _exponents_bf16(right), strict=True):
         torch.maximum(top, a + b, out=top)
-    scale = _power_of_two(unit.fraction - top.long())
+    scale = _power_of_two(FRACTION - top)
     total = (acc.double() * scale).trunc_()
     for a, b in zip(left.double(), right.double(), strict=True):
         total += (a * b).mul_(scale).trunc_()
     return _truncate_to_fp32(total.div_(scale))
 
 
-def _exponents(operand: Tensor, unit: Unit) -> Tensor:
-    """Exponent of each BF16, int16; the one of the smallest normal number for subnormals, and far below for zeros."""
-    field = (bits(operand) >> 7) & 0xFF
-    exponents = field.clamp(min=1) - 127
-    return exponents if unit.zeros_align else torch.where(operand == 0, -4096, exponents)
+def _exponents_bf16(values: Tensor) -> Tensor:
+    """int16; a zero takes its products out of the alignment."""
+    field = (bits(values) >> 7) & 0xFF
+    return torch.where(values == 0, _NEVER, (field - 127).clamp(min=LOWEST))
 
 
-def _fp32_exponents(values: Tensor) -> Tensor:
-    return (((bits(values) >> 23) & 0xFF).clamp(min=1) - 127).to(torch.int16)
+def _exponents_fp32(values: Tensor) -> Tensor:
+    """int16; the accumulator always takes part, so that no alignment is below ``LOWEST``."""
+    field = (bits(values) >> 23) & 0xFF
+    return (field - 127).clamp(min=LOWEST).to(torch.int16)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
     """2^exponent as FP64, from its bit pattern: library functions for it are not exact everywhere."""
-    return ((exponent + 1023) << 52).view(torch.float64)
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def _truncate_to_fp32(values: Tensor) -> Tensor:

@@ -88,7 +88,9 @@ class GradientChain:
             RuntimeError: the chain was finished, or an earlier batch ended inside a chunk.
         """
         if self.finished:
-            raise RuntimeError("a backward reached a gradient chain that was finished; end every backward inside the block")
+            raise RuntimeError(
+                "a backward reached a gradient chain that was finished; end every backward inside the block"
+            )
         slot = self._slots[id(parameter)]
         if slot.ragged and rows:
             raise RuntimeError(
@@ -119,7 +121,9 @@ class GradientChain:
 
     def __enter__(self) -> GradientChain:
         if torch.compiler.is_compiling():
-            raise RuntimeError("open samebits.accumulate around a compiled call, not inside it: it would be traced away")
+            raise RuntimeError(
+                "open samebits.accumulate around a compiled call, not inside it: it would be traced away"
+            )
         shared = [chain for chain in _open if not chain._slots.keys().isdisjoint(self._slots)]
         if shared:
             raise RuntimeError("a parameter of this gradient chain belongs to another one that is open")

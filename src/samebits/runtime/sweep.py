@@ -20,31 +20,33 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Iterator[Call]:
-    """All directions, contracts, dtypes, subsets of results, aligned and not, at the tuned sizes, an odd and a wide one."""
+    """All directions, contracts and dtypes, aligned and not, at the tuned sizes, an odd and a wide one.
+
+    Of the sets of wanted results and absent inputs, those of :func:`_asked`.
+    """
     tuned = dict(spec.tuned)
     axes = [axis for axis, _, _ in spec.size_limits]
     tried = [
         dict.fromkeys(min(max(size, least), most) for size in (*tuned.get(axis, ()), ODD, WIDE))
         for axis, least, most in spec.size_limits
     ]
-    sizes = [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*tried)]
-    for contract, backward, size, count in itertools.product(spec.contracts, (False, True), sizes, rows):
-        full = spec.complete(size)
+    sizes = [spec.complete(dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*tried)]
+    for backward, full, aligned in itertools.product((False, True), sizes, (True, False)):
         direction = spec.direction(backward)
-        names = [r.name for r in direction.results]
-        subsets = _subsets(names) if backward else [tuple(names)]
-        absent = _absences(direction)
-        dtypes = itertools.product(*([(a, d) for d in contract.accepted(a)] for a in direction.inputs))
         open_dtype = any(r.dtype == "grad" for r in direction.results)
-        for given, missing, wanted, grad_dtype, aligned in itertools.product(
-            dtypes, absent, subsets, ("float32", "bfloat16") if open_dtype else ("float32",), (True, False)
-        ):
-            layouts = tuple(
-                (arg.name, dense_layout(arg, dtype, full, aligned)) for arg, dtype in given if arg.name not in missing
-            )
-            yield Call(
-                spec.name, backward, contract.name, count, tuple(full.items()), layouts, wanted, grad_dtype, device
-            )
+        grad_dtypes = ("float32", "bfloat16") if open_dtype else ("float32",)
+        asked = list(_asked(direction, backward))
+        for contract in spec.contracts:
+            for given in itertools.product(*(contract.accepted(a) for a in direction.inputs)):
+                layouts = [
+                    (arg.name, dense_layout(arg, dtype, full, aligned))
+                    for arg, dtype in zip(direction.inputs, given, strict=True)
+                ]
+                for wanted, absent in asked:
+                    here = tuple(pair for pair in layouts if pair[0] not in absent)
+                    for count, grad_dtype in itertools.product(rows, grad_dtypes):
+                        size = tuple(full.items())
+                        yield Call(spec.name, backward, contract.name, count, size, here, wanted, grad_dtype, device)
 
 
 def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: bool = True) -> Layout:
@@ -55,16 +57,27 @@ def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: boo
     return Layout(dtype, tuple(strides), aligned and all(s * _BYTES[dtype] % 16 == 0 for s in strides[:-1]))
 
 
+def _asked(direction: Pass, backward: bool) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """(wanted results, absent inputs). A kernel differs by which of them it has, so each of them must be there and not,
+    with and without the others; all combinations would be thousands for five gradients and six optional inputs.
+
+    Everything wanted meets every absence; one result alone, and all but one, meet none and all of them.
+    """
+    names = tuple(r.name for r in direction.results)
+    absences = _absences(direction)
+    yield from ((names, absent) for absent in absences)
+    alone = [(name,) for name in names]
+    others = [tuple(n for n in names if n != name) for name in names]
+    for wanted in dict.fromkeys((*alone, *others)) if backward and len(names) > 1 else ():
+        yield from ((wanted, absent) for absent in dict.fromkeys((absences[0], absences[-1])))
+
+
 def _absences(direction: Pass) -> list[tuple[str, ...]]:
-    """Every subset of the optional inputs, but all the starts of folds together: each is read by its own kernel."""
+    """No optional input absent, each one alone, all: those that only start a fold together, each is for its own kernel."""
     optional = [a.name for a in direction.inputs if a.optional]
     starts = tuple(name for name in optional if name.startswith("start_"))
-    others = [*_subsets([name for name in optional if name not in starts]), ()]
-    return [*others, *(absent + starts for absent in others if starts)]
-
-
-def _subsets(names: list[str]) -> list[tuple[str, ...]]:
-    return [c for n in range(len(names), 0, -1) for c in itertools.combinations(names, n)]
+    alone = [(name,) for name in optional if name not in starts]
+    return list(dict.fromkeys(((), *alone, starts, tuple(optional))))
 
 
 def cuda_builds(spec: OpSpec, plans: Callable[[Call], tuple[Iterable[Launch], ...]]) -> tuple[Build, ...]:

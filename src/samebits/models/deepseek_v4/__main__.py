@@ -17,7 +17,11 @@ from samebits.models.deepseek_v4.compare import compare_layer
 from samebits.models.deepseek_v4.show import show
 
 CONTRACTS = ("fast", "published")
-ATTENTION = {"csa": "compressed_sparse_attention", "hca": "heavily_compressed_attention", "sliding": "sliding_attention"}
+ATTENTION = {
+    "csa": "compressed_sparse_attention",
+    "hca": "heavily_compressed_attention",
+    "sliding": "sliding_attention",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="samebits.models.deepseek_v4", description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="JSON file, a list with one comparison for each of --contracts")
-    parser.add_argument("--contracts", type=lambda text: text.split(","), default=list(CONTRACTS), help="fast,published")
+    parser.add_argument(
+        "--contracts", type=lambda text: text.split(","), default=list(CONTRACTS), help="fast,published"
+    )
     parser.add_argument("--size", choices=("official", "small"))
     parser.add_argument("--attention", choices=tuple(ATTENTION), default="csa")
     parser.add_argument("--batch", type=int, help="default 4 (official) or 2")

@@ -75,7 +75,9 @@ def draw(rows: int, hidden: int, device: torch.device) -> Given:
 
 def ours(family: str) -> Boundary:
     def run(g: Given) -> tuple[Tensor, Tensor]:
-        given, link = boundary_open(g.streams, g.weight, g.scale, g.bias, g.gamma, eps=EPS, norm_eps=EPS, contract=family)
+        given, link = boundary_open(
+            g.streams, g.weight, g.scale, g.bias, g.gamma, eps=EPS, norm_eps=EPS, contract=family
+        )
         return given, boundary_close(link, g.sublayer)
 
     return run

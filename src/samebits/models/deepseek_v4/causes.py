@@ -100,7 +100,9 @@ def _head(site: Site, rows: Tensors, options: Options) -> list[Stage]:
 
 
 def _library_logits(streams: Tensor, weight: Tensor, eps: float) -> Tensor:
-    flat = streams.flatten(1).float()[:, None]  # of the shape the class has, for which a library may choose another kernel
+    flat = streams.flatten(1).float()[
+        :, None
+    ]  # of the shape the class has, for which a library may choose another kernel
     normal = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     return functional.linear(normal, weight)[:, 0]
 
@@ -147,7 +149,11 @@ def _norm(site: Site, rows: Tensors, options: Options) -> list[Stage]:
     order = f"sums the squares in the order of torch.mean (rstd differs in {changed} of {rstd.numel()} rows)"
     if known.norm_rounds_before_weight():
         rounds = "rounds x * rstd to BF16 before the weight"
-        return [("", (ours,)), (rounds, (_three_roundings(x, gamma, rstd),)), (order, (_three_roundings(x, gamma, library),))]
+        return [
+            ("", (ours,)),
+            (rounds, (_three_roundings(x, gamma, rstd),)),
+            (order, (_three_roundings(x, gamma, library),)),
+        ]
     return [("", (ours,)), (order, (((x.float() * library[..., None]) * gamma).bfloat16(),))]
 
 

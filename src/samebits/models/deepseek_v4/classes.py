@@ -21,8 +21,6 @@ from samebits.models.deepseek_v4 import known
 from samebits.nn import Link, boundary_open, hyper_head, rms_norm
 
 _code = known.modeling()
-SITES = "samebits_sites"
-"""Attribute of a patched module: its call sites by name."""
 
 
 @dataclass
@@ -45,7 +43,7 @@ class Site:
 
 
 def _site(module: nn.Module, name: str = "") -> Site:
-    sites: dict[str, Site] = vars(module)[SITES]
+    sites: dict[str, Site] = vars(module)[known.SITES]
     return sites[name]
 
 
@@ -56,7 +54,9 @@ class DeepseekV4RMSNorm(_code.DeepseekV4RMSNorm):  # type: ignore[misc,name-defi
             return shown
         site = _site(self)
         site.hit()
-        return rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, **site.options)
+        # Of a norm inside mhc_pre_norm, the family decides, also when somebody calls it by itself.
+        contract = site.contracts["mhc_pre_norm"] if site.operator == "mhc_pre_norm" else site.contracts
+        return rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, contract=contract, backend=site.backend)
 
     def samebits_parameters(self) -> Iterator[Tensor]:
         yield self.weight

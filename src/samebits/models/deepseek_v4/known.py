@@ -21,6 +21,8 @@ LAYER = "DeepseekV4DecoderLayer"
 HYPER_CONNECTION = "DeepseekV4HyperConnection"
 HYPER_HEAD = "DeepseekV4HyperHead"
 RMSNORM = "DeepseekV4RMSNorm"
+SITES = "samebits_sites"
+"""Attribute of a patched module: its call sites by name."""
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 VERIFIED = ("5.17.0", "5.24.0")
 DIGESTS: dict[str, dict[str, str]] = {

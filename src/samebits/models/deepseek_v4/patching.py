@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samebits.models.deepseek_v4 import known
 from samebits.nn.families import FAMILIES, OPERATORS, contract_of
@@ -49,9 +49,7 @@ class Patched:
         return tuple(site.name for site in self.sites if not site.hits)
 
 
-def patch(
-    model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None
-) -> Patched:
+def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None) -> Patched:
     """Run a DeepSeek-V4 model of ``transformers`` with our operators, at every place that they cover.
 
     Replaced are both hyper-connections and the norms behind them (``mhc_pre_norm``), the two post mixes inside the layer
@@ -102,7 +100,7 @@ def patch(
             part: classes.Site(f"{name}.{part}" if part else name, operator, chosen, backend)
             for part, operator in _operators(kind, name in fused).items()
         }
-        vars(module)[classes.SITES] = sites
+        vars(module)[known.SITES] = sites
         module.__class__ = getattr(classes, kind)
     return patched(model)
 
@@ -116,10 +114,8 @@ def unpatch(model: nn.Module) -> None:
     modules = patched_modules(model)
     if not modules:
         raise RuntimeError("this model is not patched; samebits.patch it first")
-    from samebits.models.deepseek_v4 import classes
-
     for _, module in modules:
-        del vars(module)[classes.SITES]
+        del vars(module)[known.SITES]
         module.__class__ = type(module).__bases__[0]
 
 
@@ -132,9 +128,7 @@ def patched(model: nn.Module) -> Patched:
     modules = patched_modules(model)
     if not modules:
         raise RuntimeError("this model is not patched; samebits.patch it first")
-    from samebits.models.deepseek_v4 import classes
-
-    sites = [site for _, module in modules for site in vars(module)[classes.SITES].values()]
+    sites = [site for _, module in modules for site in vars(module)[known.SITES].values()]
     return Patched(
         transformers=known.transformers_version(),
         contracts=dict(sites[0].contracts),
@@ -145,7 +139,7 @@ def patched(model: nn.Module) -> Patched:
 
 def patched_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(name, module) of every module that a patch has replaced."""
-    return [(name, member) for name, member in model.named_modules() if "samebits_sites" in vars(member)]
+    return [(name, member) for name, member in model.named_modules() if known.SITES in vars(member)]
 
 
 def to_bfloat16(model: nn.Module) -> nn.Module:
@@ -171,7 +165,10 @@ def _resolve(contracts: str | Mapping[str, str]) -> dict[str, str]:
     if isinstance(family, str) and family not in FAMILIES:
         known_words = ", ".join(map(repr, [*CHOICES, "ascending-dsv4", "fast-dsv4"]))
         raise ValueError(f"no contracts named {contracts!r}; choose {known_words}, or map operators to contracts")
-    return {operator: contract_of(operator, family) for operator in OPERATORS}
+    if not isinstance(family, str) and "mhc_pre" in family:
+        raise ValueError("contracts names 'mhc_pre', which the model calls as a part of 'mhc_pre_norm'; name that")
+    chosen = {operator: contract_of(operator, family) for operator in OPERATORS}
+    return chosen | {"mhc_pre": chosen["mhc_pre_norm"]}  # where a hyper-connection is called by itself
 
 
 def _replaceable(model: nn.Module, code: ModuleType) -> Iterator[Found]:
@@ -213,18 +210,23 @@ def _require_configuration(name: str, module: nn.Module) -> None:
     for attribute, value in _FIXED.items():
         found = getattr(module, attribute, value)
         if found != value:
-            raise ValueError(f"{name}: {attribute} is {found}, but the operators have {attribute} = {value} in their contract")
+            raise ValueError(
+                f"{name}: {attribute} is {found}, but the operators have {attribute} = {value} in their contract"
+            )
     if type(module).__name__ == known.HYPER_HEAD and getattr(module, "eps", _FIXED["hc_eps"]) != _FIXED["hc_eps"]:
         raise ValueError(f"{name}: eps is {module.eps}, but hyper_head has {_FIXED['hc_eps']} in its contract")
 
 
 def _require_bfloat16(model: nn.Module, found: list[Found]) -> None:
     """The streams must be BF16. They have the dtype of the embedding, and of what the layers' projections return."""
-    layers = [(name, module) for name, module, kind in found if kind == known.LAYER]
-    suspects = [(f"{name}.self_attn.o_b_proj", layer.self_attn.o_b_proj.weight) for name, layer in layers]
+    suspects: list[tuple[str, Tensor | None]] = [
+        (f"{name}.self_attn.o_b_proj", getattr(layer.get_submodule("self_attn.o_b_proj"), "weight", None))
+        for name, layer, kind in found
+        if kind == known.LAYER
+    ]
     suspects += [(name, member.weight) for name, member in model.named_modules() if isinstance(member, nn.Embedding)]
     for name, weight in suspects:
-        if weight.dtype in (torch.float32, torch.float16, torch.float64):
+        if weight is not None and weight.dtype in (torch.float32, torch.float16, torch.float64):
             raise TypeError(
                 f"{name} is {weight.dtype}, so the residual streams would not be BF16, which the operators take: load the "
                 f"model with from_pretrained(dtype=torch.bfloat16), or cast a fresh one with "

@@ -79,7 +79,7 @@ def _inner_norms(name: str, layer: nn.Module) -> Iterator[Site]:
 def _connection(name: str, module: Any) -> Site:
     def ours(rows: Tensors, options: Options) -> Tensors:
         parameters = (module.fn, module.scale, module.base)
-        contract = _without_norm(options.contracts)
+        contract = {**options.contracts, "mhc_pre": options.contracts["mhc_pre_norm"]}
         hidden, link = boundary_open(
             rows[0], *parameters, eps=module.input_norm.eps, contract=contract, backend=options.backend
         )
@@ -91,11 +91,6 @@ def _connection(name: str, module: Any) -> Site:
 
     outputs = tuple(f"{name}.{part}" for part in ("post", "comb", "collapsed"))
     return Site(name, "connection", module, (f"{name}.streams",), outputs, (2,), ours, theirs)
-
-
-def _without_norm(contracts: Mapping[str, str]) -> dict[str, str]:
-    """The contract of mhc_pre that mhc_pre_norm is made of has the same name."""
-    return {**contracts, "mhc_pre": contracts["mhc_pre_norm"]}
 
 
 def _norm(name: str, module: Any) -> Site:

@@ -106,7 +106,7 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
             parameter.data = noise / parameter.shape[-1] ** 0.5
     for name, table in module.named_buffers():
         if name.endswith("tid2eid"):
-            experts = module.get_submodule(name.removesuffix(".tid2eid")).num_experts
+            experts = int(module.get_submodule(name.removesuffix(".tid2eid")).num_experts)  # type: ignore[arg-type]
             drawn = torch.rand(table.shape[0], experts, generator=generator, device=table.device).argsort(-1)
             table.copy_(drawn[:, : table.shape[1]])
 

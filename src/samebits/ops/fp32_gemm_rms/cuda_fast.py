@@ -7,6 +7,7 @@ grad_proj once per tile of columns.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +23,7 @@ PROVEN_ARCH = 90
 _WARP, _TILE, _GROUP = 32, 16, 8
 """Lanes of a warp; rows of a tensor-core instruction; its columns."""
 _PIECES = 3
+_SPLIT_THREADS = 128
 _RESERVED = 1024
 """Shared memory that the driver keeps of every block."""
 
@@ -47,6 +49,8 @@ class _Shape:
     KS: int
     STAGES: int
     BLOCKS: int = 1
+    SPLIT: int = 0
+    """fast_sums.cu reads the weight as BF16 pieces, which split_weight.cu writes before."""
 
     @property
     def tile(self) -> int:
@@ -83,19 +87,17 @@ def sums_plans(projection: Projection) -> tuple[SumsPlan, ...]:
     one = _Shape(MT=1, NT=1, WARPS=1, TEAMS=teams, KS=64, STAGES=4)
     few = _Shape(MT=2, NT=groups, WARPS=1, TEAMS=min(4, teams), KS=32, STAGES=4)
     some = _Shape(MT=2, NT=groups, WARPS=4, TEAMS=1, KS=64, STAGES=3, BLOCKS=2)
-    many = [
-        _Shape(MT=4, NT=groups, WARPS=4, TEAMS=1, KS=32, STAGES=stages, BLOCKS=2)
-        for stages in (4, 3, 2)
-        if groups <= 3 and projection.x_aligned  # with four groups the chains do not fit the registers
-    ]
-    largest = [plan for shape in many for plan in _divided(projection, shape)] or _divided(projection, some)
+    many = [dataclasses.replace(some, STAGES=stages, SPLIT=1) for stages in (3, 2)]
+    largest = [plan for shape in many for plan in _divided(projection, shape)]
     ranked = {
-        "one": _divided(projection, one),
-        "few": _divided(projection, few),
-        "some": _divided(projection, some),
+        "one": _divided(projection, one)[::-1],
+        "few": _divided(projection, few)[::-1],
+        "some": _divided(projection, some)[::-1],
         "many": sorted(largest, key=lambda plan: _waste(projection, plan)),
     }
-    best = next((name for name, most in (("one", 64), ("few", 512), ("some", 2048)) if projection.rows <= most), "many")
+    best = next(
+        (name for name, most in (("one", 256), ("few", 512), ("some", 1024)) if projection.rows <= most), "many"
+    )
     order = [best, *(name for name in ranked if name != best)]
     return tuple(dict.fromkeys(plan for name in order for plan in ranked[name]))
 
@@ -123,13 +125,21 @@ def _sums_plan(projection: Projection, shape: _Shape, parts: int) -> SumsPlan:
     kernel = shape.kernel("fast_sums", 8 if projection.x_aligned else 1)
     groups = -(-projection.outputs // shape.outputs)
     grid = (-(-projection.rows // shape.tile), parts * groups)
-    return SumsPlan(True, parts, (Launch(kernel, grid, shape.threads, _sums_bytes(shape, parts), (parts,)),))
+    sums = Launch(kernel, grid, shape.threads, _sums_bytes(shape, parts), (parts,))
+    if not shape.SPLIT:
+        return SumsPlan(True, parts, (sums,))
+    assert groups == 1, "a block reads the pieces of all outputs"
+    pitch = -(-projection.size // 8) * 8
+    split = CudaKernel("fp32_gemm_rms", "split_weight", ())
+    grid = (-(-pitch // (8 * _SPLIT_THREADS)), shape.outputs)
+    return SumsPlan(True, parts, (Launch(split, grid, _SPLIT_THREADS, arguments=(shape.outputs, pitch)), sums))
 
 
 def _sums_bytes(shape: _Shape, parts: int) -> int:
     """Shared memory: the stages, a level for the open segment and for each open subtree, and a meeting place of teams."""
     levels = (SEGMENTS // parts).bit_length() + (shape.TEAMS if shape.TEAMS > 1 else 0)
-    return shape.stages_bytes(shape.outputs) + levels * shape.level_bytes(-(-2 * shape.MT // 4))
+    weight = 2 * _PIECES * shape.outputs // 4 if shape.SPLIT else shape.outputs
+    return shape.stages_bytes(weight) + levels * shape.level_bytes(-(-2 * shape.MT // 4))
 
 
 def _limit(projection: Projection, shape: _Shape) -> int:
@@ -139,7 +149,7 @@ def _limit(projection: Projection, shape: _Shape) -> int:
 
 def _waste(projection: Projection, plan: SumsPlan) -> tuple[int, int]:
     """Of the plans for many tokens: whole waves first, then fewer parts to write and read again."""
-    (step,) = plan.launches
+    step = plan.launches[-1]
     assert isinstance(step.grid, tuple)
     blocks, slots = step.grid[0] * step.grid[1], 2 * max(1, projection.device.multiprocessors)
     waves = -(-blocks // slots)
@@ -147,10 +157,16 @@ def _waste(projection: Projection, plan: SumsPlan) -> tuple[int, int]:
 
 
 def run_sums(plan: SumsPlan, x: Tensor, weight: Tensor, parts: Tensor) -> None:
-    (step,) = plan.launches
+    *before, step = plan.launches
     streams, width = streams_of(x)
-    given = (x, *stream_strides(x), weight, weight.stride(0))
-    launch(step, parts, *given, x.shape[0], width, streams * width, weight.shape[0], *step.arguments)
+    outputs, size = weight.shape[0], streams * width
+    read = weight
+    for split in before:
+        padded, pitch = split.arguments
+        read = x.new_empty(_PIECES * padded, pitch)
+        launch(split, weight, weight.stride(0), read, size, outputs, padded, pitch)
+    given = (x, *stream_strides(x), read, read.stride(0))
+    launch(step, parts, *given, x.shape[0], width, size, outputs, *step.arguments)
 
 
 # --- grad_weight ------------------------------------------------------------------------------------------------------

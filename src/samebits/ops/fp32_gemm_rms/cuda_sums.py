@@ -82,7 +82,11 @@ def sums_plans(projection: Projection) -> tuple[SumsPlan, ...]:
         from samebits.ops.fp32_gemm_rms import cuda_fast
 
         return cuda_fast.sums_plans(projection)
-    return tuple(SumsPlan(False, 1, (_launch(projection, shape),)) for shape in _ranked(projection))
+    together = [_launch(projection, shape) for shape in _ranked(projection)]
+    alone = [_alone(projection, chains) for chains in _ALONE]
+    best = next((i for i, (_, most) in enumerate(_ALONE.items()) if projection.rows <= most), None)
+    launches = [*together, *alone] if best is None else [alone[best], *together, *alone[:best], *alone[best + 1 :]]
+    return tuple(SumsPlan(False, 1, (step,)) for step in launches)
 
 
 def run_sums(plan: SumsPlan, x: Tensor, weight: Tensor, parts: Tensor) -> None:
@@ -192,6 +196,24 @@ def _ranked(projection: Projection) -> list[_Shape]:
     limit = projection.device.shared_bytes - _STATIC_SHARED
     fitting = [shape for shape in _shapes(projection) if shape.shared(x_bytes) <= limit]
     return sorted(fitting, key=lambda shape: shape.cost(projection))
+
+
+_ALONE = {5: 40, 13: 160}
+"""Chains of a block of sums_few.cu, and the most tokens for which that is the fastest."""
+_PRODUCERS = 128
+
+
+def _alone(projection: Projection, chains: int) -> Launch:
+    """One token per block: its folding lanes do nothing but add."""
+    defines = {
+        "CHAINS": chains,
+        "PRODUCERS": _PRODUCERS,
+        "VEC": _vec(projection),
+        "X_BF16": int(projection.x_dtype == "bfloat16"),
+    }
+    kernel = CudaKernel(_OP, "sums_few", tuple(sorted(defines.items())))
+    grid = (projection.rows, -(-(projection.outputs + 1) // chains))
+    return Launch(kernel, grid, 32 + _PRODUCERS, 2 * chains * (4 * _PRODUCERS + 4) * 4)
 
 
 def _launch(projection: Projection, shape: _Shape) -> Launch:

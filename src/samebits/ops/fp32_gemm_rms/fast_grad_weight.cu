@@ -48,7 +48,8 @@ __device__ __forceinline__ void copy_stage(Stage& to, const Problem& p, i64 row,
 #pragma unroll
   for (int i = 0; i < X_COPIES; ++i) {
     const bool there = row0 + i * X_ROWS < here && p.columns > 0;
-    bf16* const target = to.x + (row0 + i * X_ROWS) * COLUMNS + 8 * (place0 ^ place<COLUMNS>(i * X_ROWS, 0));  // no bit of row0 in the other
+    const int moved = place0 ^ place<COLUMNS>(i * X_ROWS, 0);  // row0 and i * X_ROWS have no bit in common
+    bf16* const target = to.x + (row0 + i * X_ROWS) * COLUMNS + 8 * moved;
     if constexpr (VEC == 8)
       copy8(target, there ? from : p.x, there);
     else
@@ -95,8 +96,10 @@ __device__ __forceinline__ void for_each_value(const Chains& chains, const Use& 
 #pragma unroll
     for (int j = 0; j < NT; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        use((mt * NT + j) * 4 + e, chunk_sum(chains.piece[0][mt][j].at[e], chains.piece[1][mt][j].at[e], chains.piece[2][mt][j].at[e]));
+      for (int e = 0; e < 4; ++e) {
+        const float high = chains.piece[0][mt][j].at[e], middle = chains.piece[1][mt][j].at[e], low = chains.piece[2][mt][j].at[e];
+        use((mt * NT + j) * 4 + e, chunk_sum(high, middle, low));
+      }
 }
 
 // Where column k, output n of the block is among the values.

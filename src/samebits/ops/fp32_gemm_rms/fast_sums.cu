@@ -6,9 +6,10 @@
 //
 // A block takes TOKENS tokens, OUTPUTS outputs and 16 / P segments. Its TEAMS teams of WARPS warps take different chunks of a
 // segment at the same time; a warp takes MT * 16 tokens and all outputs of the block. A stage is KS columns of x and of the
-// weight (FP32, cut into pieces by the lane that feeds them to the tensor core), copied STAGES - 1 ahead, for each team.
+// weight, copied STAGES - 1 ahead, for each team. The weight is FP32, cut into pieces by the lane that feeds them to the tensor
+// core, or (SPLIT, for many tokens and all outputs in one block) already the pieces that split_weight.cu wrote.
 // Sums of chunks wait in shared memory, a level of the tree each: registers hold the chains only.
-// Compile-time choices: MT, NT (8 * NT outputs), WARPS, TEAMS, KS, STAGES, VEC; BLOCKS that share a multiprocessor.
+// Compile-time choices: MT, NT (8 * NT outputs), WARPS, TEAMS, KS, STAGES, VEC, SPLIT; BLOCKS that share a multiprocessor.
 #include "fast_tiles.cuh"
 
 constexpr int SEGMENTS = 16;
@@ -22,9 +23,15 @@ constexpr int VALUES = 4 * MT * NT + SQUARES;                  // that a thread 
 constexpr int LEVEL = VALUES * TEAM;                           // sums of one level of the tree
 static_assert(CHUNK % KS == 0 && TEAM % X_PIECES == 0 && TOKENS % X_ROWS == 0, "a thread keeps its column");
 
+constexpr int TILES = 3 * NT;  // of eight rows each: the pieces of the outputs of a block, high, middle and low
+
 struct Stage {
   bf16 x[TOKENS * KS];
+#if SPLIT
+  bf16 w[8 * TILES * KS];
+#else
   float w[OUTPUTS * KS];
+#endif
 };
 
 // Where piece `piece` (four FP32) of row `row` of the weight lies in its row: what four rows feed at once is in different banks.
@@ -60,12 +67,20 @@ __device__ __forceinline__ void copy_stage(Stage& to, const Problem& p, int k, i
     }
     from += X_ROWS * p.x_row;
   }
+#if SPLIT
+  const bf16* const pieces = reinterpret_cast<const bf16*>(p.weight);
+  for (int i = thread; i < 8 * TILES * X_PIECES; i += TEAM) {
+    const int row = i / X_PIECES, piece = i % X_PIECES, at = k + 8 * piece;
+    copy8(to.w + row * KS + 8 * place<KS>(row, piece), pieces + row * p.weight_row + (at < p.size ? at : 0), at < p.size);
+  }
+#else
   for (int i = thread; i < OUTPUTS * W_PIECES; i += TEAM) {
     const int row = i / W_PIECES, piece = i % W_PIECES, n = output0 + row, at = k + 4 * piece;
     const bool here = n < p.outputs && at < p.size;
     copy4(to.w + row * KS + 4 * weight_place(row, piece), p.weight + (here ? n * p.weight_row + at : 0), here ? p.size - at : 0,
           p.weight_vec);
   }
+#endif
 }
 
 // --- one chunk ---------------------------------------------------------------------------------------------------------
@@ -83,14 +98,27 @@ __device__ __forceinline__ float squares_of(float acc, unsigned pair) {
 // Sixteen columns: one step of every chain.
 __device__ __forceinline__ void multiply(Chains& chains, const Stage& stage, int step, int warp, int lane) {
   FragmentA a[MT];
-  const int g = lane / 4, q = lane % 4;
   const int row = warp * 16 * MT + lane % 16;
   const unsigned at = shared_address(stage.x + row * KS + 8 * place<KS>(row, 2 * step + lane / 16));
 #pragma unroll
   for (int mt = 0; mt < MT; ++mt) a[mt] = load_a(at + mt * 16 * KS * 2);
+#if SPLIT
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile += 2) {  // a load brings both halves of two tiles
+    const int row = min(8 * tile + lane / 16 * 8 + lane % 8, 8 * TILES - 1);
+    const FragmentA two = load_a(shared_address(stage.w + row * KS + 8 * place<KS>(row, 2 * step + lane / 8 % 2)));
+#pragma unroll
+    for (int i = 0; i < 2 && tile + i < TILES; ++i) {
+      const FragmentB b = {{two.at[2 * i], two.at[2 * i + 1]}};
+#pragma unroll
+      for (int mt = 0; mt < MT; ++mt) mma(chains.piece[(tile + i) / NT][mt][(tile + i) % NT], a[mt], b);
+    }
+  }
+#else
+  const int q = lane % 4;
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
-    const int n = 8 * j + g;
+    const int n = 8 * j + lane / 4;
     const float* const w = stage.w + n * KS + 2 * (q % 2);
     const Pieces b = pieces_of(*reinterpret_cast<const float2*>(w + 4 * weight_place(n, 4 * step + q / 2)),
                                *reinterpret_cast<const float2*>(w + 4 * weight_place(n, 4 * step + 2 + q / 2)));
@@ -99,6 +127,7 @@ __device__ __forceinline__ void multiply(Chains& chains, const Stage& stage, int
 #pragma unroll
       for (int mt = 0; mt < MT; ++mt) mma(chains.piece[piece][mt][j], a[mt], b.at[piece]);
   }
+#endif
 #pragma unroll
   for (int mt = 0; mt < MT; ++mt)
 #pragma unroll

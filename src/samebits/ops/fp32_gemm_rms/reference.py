@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch import Tensor
 from samebits.dispatch import Call
 from samebits.exact import fold
 from samebits.ops.fp32_gemm_rms import fast
+
+_PRODUCTS = 2**22
+"""Held at once."""
 
 
 def is_fast(contract: str) -> bool:
@@ -37,9 +41,16 @@ def _sqrt(values: Tensor) -> Tensor:
 def project(x: Tensor, weight: Tensor) -> Tensor:
     """proj[t, n] = left fold over k of x[t, k] * weight[n, k]; x is (T, K), weight (N, K), both FP32."""
     acc = x.new_zeros(x.shape[0], weight.shape[0])
-    for k in range(x.shape[1]):
-        acc = acc + x[:, k, None] * weight[None, :, k]
+    for part in _parts(x.shape[1], acc.numel()):
+        acc = fold.left_fold(x[:, None, part] * weight[None, :, part], -1, acc)
     return acc
+
+
+def _parts(terms: int, chains: int) -> Iterator[slice]:
+    """Consecutive parts of the terms of so many chains, each with few enough products to hold. A fold continues over them."""
+    step = max(1, _PRODUCTS // max(1, chains))
+    for first in range(0, terms, step):
+        yield slice(first, first + step)
 
 
 def rms(squares: Tensor, size: int, eps: float, contract: str) -> tuple[Tensor, Tensor]:
@@ -103,8 +114,8 @@ def backward_weight(grad_proj: Tensor, x: Tensor, start: Tensor | None, contract
     if is_fast(contract):
         return fast.project_rows(grad_proj, x, begin)
     acc = begin
-    for grad, row in zip(grad_proj, x.float(), strict=True):
-        acc = acc + grad[:, None] * row[None]
+    for part in _parts(len(x), acc.numel()):
+        acc = fold.left_fold(grad_proj[part, :, None] * x[part, None].float(), 0, acc)
     return acc
 
 

@@ -10,8 +10,8 @@ _FAST_K = (
     "neighbours ((s0 + s1) + (s2 + s3)) + ..."
 )
 _FAST_SQUARES = (
-    "chunks, segments and tree as in proj; a chunk has four partials: q left-folds from +0 over ascending k the squares of "
-    "the elements 16 i + {2 q, 2 q + 1, 2 q + 8, 2 q + 9}; then (p0 + p1) + (p2 + p3)"
+    "chunks, segments and tree as in proj; a chunk has four partials: q is a chain of fused multiply-adds x * x from +0 over "
+    "ascending k of the elements 16 i + {2 q, 2 q + 1, 2 q + 8, 2 q + 9}; then (p0 + p1) + (p2 + p3)"
 )
 _P1 = ("r = 1 / (q + eps) with q = sqrt(s) / sqrt(K), all IEEE; r and q FP32",)
 _DSV4 = ("r = rsqrt(q + eps) with q = s / K, a true division; r and q FP32",)
@@ -156,7 +156,8 @@ SPEC = OpSpec(
         "a row with q = 0 (all zeros, or squares that underflow) has no RMS gradient: that leg of grad_x is +0, so a padding "
         "row with zero upstream gradients adds nothing to any gradient. The published formula gives NaN there",
         "NaN and infinity stay in their row, and reach grad_weight",
-        "fast: a row or a weight that is not finite, or a sum that overflows, gives the canonical NaN in proj, never infinity",
+        "fast: what is not finite, or a sum that overflows, gives the canonical NaN in proj and grad_weight, never infinity",
+        "fast: grad_weight continues from start_weight with the bits of one fold only after a multiple of 256 rows",
         "fast: bits of a weight below 2^-133 are lost; its products are exact otherwise",
         "sqrt(K) is the FP32 number nearest to it, and the division by it is a true one on every device",
     ),

@@ -10,9 +10,9 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.fp32_gemm_rms.cuda import refuses as refuses
+from samebits.ops.hyper_head.spec import SPEC
 from samebits.ops.mhc_pre.cuda_backward import BackwardPlan, plans_backward, run_backward
 from samebits.ops.mhc_pre.cuda_forward import ForwardPlan, plans_forward, run_forward
-from samebits.ops.hyper_head.spec import SPEC
 from samebits.runtime.sweep import cuda_builds
 
 

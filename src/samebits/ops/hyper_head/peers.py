@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from samebits.bench import tile_kernels
 from samebits.bench.peers import Peer
 from samebits.ops.mhc_pre.peers import collapse, controller_logits
 
@@ -17,4 +18,5 @@ def op_by_op(residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: 
 PEERS = (
     Peer("pytorch eager", op_by_op),
     Peer("torch.compile", op_by_op, compiled=True),
+    Peer("TileKernels", tile_kernels.head),
 )

@@ -1,6 +1,6 @@
 """Defines the bits of ``hyper_head`` by composition. One FP32 rounding per written operation; runs on any device.
 
-``sigmoid`` is the device's own, as in ``hc_split_sinkhorn``.
+``exp`` is the device's own, as in ``hc_split_sinkhorn``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ EPS = 1e-6
 FORWARD = ("hidden", "pre", "logits", "proj", "r", "q")
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), which torch.sigmoid is on a GPU. On a CPU that one has another formula for the last elements of a
+    dense tensor, so a row would depend on its neighbours."""
+    one = torch.ones_like(x)
+    return one / (one + torch.exp(-x))
+
+
 def forward(
     residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: float, contract: str
 ) -> tuple[Tensor, ...]:
     """The results named in ``FORWARD``."""
     proj, r, q = gemm_rms.forward(residual.flatten(1), weight, eps, contract)
     logits = mhc_pre.affine(proj, r, gain, bias)
-    gate = torch.sigmoid(logits)
+    gate = sigmoid(logits)
     pre = gate + torch.full_like(gate, EPS)
     return h_aggregate.forward(pre, residual), pre, logits, proj, r, q
 
 
 def backward_logits(grad_pre: Tensor, logits: Tensor) -> Tensor:
     """grad_pre * (s * (1 - s)), s = sigmoid(logits)."""
-    gate = torch.sigmoid(logits)
+    gate = sigmoid(logits)
     return grad_pre * (gate * (torch.ones_like(gate) - gate))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from samebits.bench import tile_kernels
 from samebits.bench.peers import Peer
 
 
@@ -24,4 +25,5 @@ PEERS = (
     Peer("transformers", inline_bfloat16),
     Peer("pytorch eager", op_by_op),
     Peer("torch.compile", op_by_op, compiled=True),
+    Peer("TileKernels", tile_kernels.post),
 )

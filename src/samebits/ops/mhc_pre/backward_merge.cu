@@ -2,9 +2,10 @@
 // The projection leg folds grad_proj[n] * weight[n, (i, d)] over ascending n from +0: fused multiply-adds under RMS 0, else
 // each product and each sum rounded. The leg of mhc_post is the 4-tree over j of comb[i, j] * grad_streams[j, d].
 //
-// A block owns TILE columns of the four streams and every so-manieth group of TOKENS tokens. A thread owns two columns of two
+// A block owns TILE columns of the four streams and every n-th group of TOKENS tokens. A thread owns two columns of two
 // streams and keeps their 4*N weights in registers, so that a weight is loaded once for all tokens; what changes from token to
-// token comes through shared memory, STAGES - 1 groups ahead.
+// token comes through shared memory, a group ahead (for a group, the warps of a multiprocessor compute about three times as
+// long as memory takes to answer).
 // The first `chain_blocks` rows of the grid fold grad_gain and grad_bias meanwhile (chain.cuh), a chain per warp.
 // Compile-time choices: VEC; G_BF16 (dtype of grad_hidden); OUT_BF16 (dtype of grad_residual); those of record.cuh.
 #include "chain.cuh"
@@ -21,8 +22,8 @@ typedef bf16 grad_out;
 typedef float grad_out;
 #endif
 
-constexpr int THREADS = 128, BLOCKS = N <= 8 ? 6 : VEC == 8 ? 3 : 2;  // per multiprocessor: what their registers allow
-constexpr int TILE = 128, TOKENS = 4, STAGES = 4;
+constexpr int THREADS = 128, BLOCKS = VEC == 8 ? (N <= 8 ? 6 : 3) : (N <= 8 ? 4 : 2);  // as registers allow
+constexpr int TILE = 128, TOKENS = 8, STAGES = 2;
 constexpr int OWN = 2;  // streams of a thread, and its columns
 
 struct Stage {
@@ -98,9 +99,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const i64 step = (gridDim.y - chain_blocks) * TOKENS;
   const i64 top = ((rows - 1) / TOKENS - (blockIdx.y - chain_blocks)) * TOKENS;
 
-  // What this thread copies of a group: 16 bytes of some streams of tokens AHEAD apart, and of one token those of grad_hidden
-  // and of the records. The sources move on with every group.
-  constexpr int AHEAD = THREADS / (TILE / 8) / H, WIDTH = 16 / sizeof(grad_in);
+  // What this thread copies of a group, 16 bytes at a time: of one stream every AHEAD-th token, of grad_hidden every
+  // HIDDEN_AHEAD-th, and a piece of the records. The sources move on with every group.
+  constexpr int AHEAD = THREADS / (TILE / 8) / H, WIDTH = 16 / sizeof(grad_in), HIDDEN_AHEAD = THREADS / (TILE / WIDTH);
+  static_assert(TOKENS % HIDDEN_AHEAD == 0 && TOKENS * RECORD / 4 <= THREADS, "each thread has a piece at most");
   const int stream = threadIdx.x / (TILE / 8) % H, stream_token = threadIdx.x / (TILE / 8) / H, c = threadIdx.x % (TILE / 8) * 8;
   const int hidden_token = threadIdx.x / (TILE / WIDTH), hidden_c = threadIdx.x % (TILE / WIDTH) * WIDTH;
   const bf16* residual_from = residual + (top + stream_token) * residual_row + stream * residual_stream;
@@ -124,8 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       copy16_async<VEC>(&stage.grad_streams[t + stream_token][stream][c], streams_from + t * streams_row, column0 + c, end);
 #endif
     }
-    if (hidden_token < TOKENS)
-      copy16_async<VEC>(&stage.grad_hidden[hidden_token][hidden_c], hidden_from, column0 + hidden_c, hidden_token < count ? d_end : 0);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t += HIDDEN_AHEAD)
+      copy16_async<VEC>(&stage.grad_hidden[t + hidden_token][hidden_c], hidden_from + t * hidden_row, column0 + hidden_c,
+                        t + hidden_token < count ? d_end : 0);
     if (threadIdx.x < TOKENS * RECORD / 4)
       copy16_async<8>(&stage.record[0][0] + threadIdx.x * 4, record_from, threadIdx.x * 4, count * RECORD);
     residual_from -= step * residual_row;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void fold_chain(const Chains& all, i64 chain, float* 
   const auto fetch = [&](i64 tile) {
     float* const to = held + tile % CHAIN_STAGES * CHAIN_TILE;
 #pragma unroll
-    for (int at = 0; at < CHAIN_TILE; at += 128) copy16_async<8>(to + at + lane * 4, terms, tile * CHAIN_TILE + at + lane * 4, all.rows);
+    for (int at = lane * 4; at < CHAIN_TILE; at += 128) copy16_async<8>(to + at, terms, tile * CHAIN_TILE + at, all.rows);
     copies_commit();
   };
 #pragma unroll 1

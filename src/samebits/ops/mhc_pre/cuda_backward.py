@@ -25,8 +25,8 @@ The rest hides or is short: fold's chain takes 4 D cycles (8 us), Sinkhorn's abo
 the merge.
 
 Of the 71 instructions per element of an ascending merge, 48 are the projection leg and about 10 the division of the RMS leg;
-fast has fused multiply-adds and one division per row, and is left with 24 + 1 + 3 + 8. What moves data adds about 20, counted
-in the code for sm_90 (58 and 90 in all, so 131 and 205 us at T = 4096). It is no more because a thread keeps two columns of
+fast has fused multiply-adds and one division per row, and is left with 24 + 1 + 3 + 8. What moves data adds about 22, counted
+in the code for sm_90 (58 and 93 in all, so 131 and 211 us at T = 4096). It is no more because a thread keeps two columns of
 two streams: their 96 weights fit into registers, and the 24 grad_proj of a token, 16-byte reads from shared memory that all
 lanes share, serve four elements. One column would need twice the reads, four columns twice the registers.
 """
@@ -49,8 +49,10 @@ from samebits.runtime.nvrtc import CudaKernel
 
 _STREAMS = 4
 _CHAINS = ("gain", "bias")
-_TILE, _GROUP, _BLOCK = 128, 4, 128
+_TILE, _GROUP, _BLOCK = 128, 8, 128
 """Of the merge: columns of a block, the tokens it takes at a time, and its threads."""
+_RESIDENT = {(False, 8): 3, (False, 1): 2, (True, 8): 6, (True, 1): 4}
+"""Blocks of the merge that share a multiprocessor, by (few outputs, VEC): BLOCKS in the kernel."""
 _ONE_FACTOR, _DIVISION, _RECIPROCAL = 0, 1, 2
 """The forms of the RMS leg in ``record.cuh``."""
 
@@ -198,7 +200,7 @@ def _merges(call: Call) -> tuple[Launch, ...]:
     }
     kernel = _kernel("backward_merge", choices)
     tiles, groups = -(-call.size("D") // _TILE), -(-call.rows // _GROUP)
-    resident = (6 if outputs <= 8 else 3 if vec == 8 else 2) * call.device.multiprocessors  # BLOCKS in the kernel
+    resident = _RESIDENT[outputs <= 8, vec] * call.device.multiprocessors
     shares = dict.fromkeys(
         min(groups, max(1, blocks // tiles)) for blocks in (resident, call.device.multiprocessors, 1)
     )

@@ -123,7 +123,8 @@ def _ends(call: Call) -> list[tuple[Launch | None, Launch]]:
 
 def _collapse(call: Call, lanes: int, form: dict[str, int]) -> Launch:
     """``form`` is what the kernel must know to do a token's controller too; empty where weights.cu has done it."""
-    vec = 8 if call.size("D") % 8 == 0 and all(call.layout(n).aligned for n in ("residual", "gamma") if call.has(n)) else 1
+    aligned = all(call.layout(name).aligned for name in ("residual", "gamma") if call.has(name))
+    vec = 8 if call.size("D") % 8 == 0 and aligned else 1
     vectors = -(-call.size("D") // 8)
     hold = next((h for h in _HOLDS[lanes] if h * lanes >= vectors), 0) if vec == 8 else 0
     norm = int(call.has("gamma") and _fast(call))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from samebits.bench import tile_kernels
 from samebits.bench.peers import Peer
 
 _EPS = 1e-6
@@ -36,4 +37,5 @@ def op_by_op(residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: 
 PEERS = (
     Peer("pytorch eager", op_by_op),
     Peer("torch.compile", op_by_op, compiled=True),
+    Peer("TileKernels", tile_kernels.pre),
 )

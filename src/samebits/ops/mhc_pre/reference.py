@@ -35,9 +35,7 @@ def backward_pre(grad_hidden: Tensor, residual: Tensor, contract: str) -> Tensor
     return h_aggregate.backward_pre(grad_hidden, residual, order)
 
 
-def backward_controller(
-    grad_logits: Tensor, proj: Tensor, r: Tensor, gain: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward_controller(grad_logits: Tensor, proj: Tensor, r: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(grad_proj (T, N), grad_r (T,), grad_gain per row (T, N)); grad_r is a left fold over ascending n."""
     scaled = grad_logits * gain
     return scaled * r[:, None], fold.left_fold(scaled * proj, -1), grad_logits * (r[:, None] * proj)

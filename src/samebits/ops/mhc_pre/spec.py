@@ -111,7 +111,9 @@ SPEC = OpSpec(
             "every long sum a left fold; RMS form of the published manifest",
             "DeepSeek-V4 P1-4, golden manifest",
         ),
-        _contract("ascending-dsv4", "every long sum a left fold; RMS form of the checkpoint", "DeepSeek-V4 inference code"),
+        _contract(
+            "ascending-dsv4", "every long sum a left fold; RMS form of the checkpoint", "DeepSeek-V4 inference code"
+        ),
         _contract("fast", "tensor-core projection and tree sums over D; RMS form of the manifest", "samebits"),
         _contract("fast-dsv4", "tensor-core projection and tree sums over D; RMS form of the checkpoint", "samebits"),
     ),

@@ -25,7 +25,9 @@ def _contract(name: str, summary: str, source: str) -> Contract:
             Reduction("r", "K", f"as in mhc_pre, contract {name}"),
             Reduction("comb", "H", f"as in mhc_pre, contract {name}"),
             Reduction("rstd", "D", f"as in rmsnorm_residual, contract {norm}"),
-            Reduction("grad_residual", "N", f"as in mhc_pre, contract {name}, behind rmsnorm_residual, contract {norm}"),
+            Reduction(
+                "grad_residual", "N", f"as in mhc_pre, contract {name}, behind rmsnorm_residual, contract {norm}"
+            ),
             Reduction("grad_weight", "T", f"as in mhc_pre, contract {name}"),
             Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),
             Reduction("grad_bias", "T", _TOKENS.format("bias")),
@@ -35,6 +37,7 @@ def _contract(name: str, summary: str, source: str) -> Contract:
         fma="explicit",  # where mhc_pre has it
         approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.f32"),
         source=source,
+        chain_rows=256 if fast else 1,
     )
 
 
@@ -47,7 +50,9 @@ SPEC = OpSpec(
             TensorArg("weight", ("N", "K"), ("float32",), rows=False, sample="small", doc="controller weight"),
             TensorArg("gain", ("N",), ("float32",), rows=False, doc="gain of each controller output"),
             TensorArg("bias", ("N",), ("float32",), rows=False, doc="bias of each controller output"),
-            TensorArg("gamma", ("D",), ("float32",), rows=False, sample="weight", doc="gain of the norm, never rounded"),
+            TensorArg(
+                "gamma", ("D",), ("float32",), rows=False, sample="weight", doc="gain of the norm, never rounded"
+            ),
         ),
         results=(
             Result("hidden", ("D",), "bfloat16", doc="the collapsed streams; also what the norm's fork would copy"),
