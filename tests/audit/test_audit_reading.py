@@ -67,9 +67,9 @@ def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(nvrtc, "compile_kernel", refuse)
     monkeypatch.setattr(nvrtc, "source_text", lambda kernel: "nonsense")
-    job = run.Job("planted", Build(CudaKernel("planted", "k"), ("c",)), STRICT)
+    job = run.Job("h_aggregate", Build(CudaKernel("h_aggregate", "k"), ("c",)), STRICT)
     (report,) = run.audit_jobs([job], ["sm_90"]).reports
-    assert report.verdict == "error" and "nonsense" in report.findings[0].examples[0]
+    assert report.verdict == "error" and "identifier nonsense" in report.findings[0].examples[0]
 
 
 def test_a_kernel_without_a_source_is_an_error() -> None:

@@ -9,12 +9,14 @@ import pytest
 from audit import planted
 from audit.planted_triton import flushing_root, scale_add
 
+from samebits import registry
 from samebits.audit import run
 from samebits.audit.build import Build
 from samebits.audit.compile import ARCHES
 from samebits.audit.limits import STRICT, Limits, of_allowed, of_contracts
 from samebits.contract import Contract
 from samebits.runtime import triton_build
+from samebits.runtime.nvrtc import CudaKernel
 
 Plant = Callable[..., Path]
 FAST = ("--use_fast_math",)
@@ -168,3 +170,22 @@ def test_the_flushing_root_of_triton_is_told_apart_from_the_exact_one() -> None:
 
 def test_the_default_architectures() -> None:
     assert ARCHES == ("sm_80", "sm_90", "sm_100")
+
+
+def test_processes_report_what_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA and a Triton kernel of ours, and a compilation that fails; in the order in which they were given."""
+    jobs = [next(j for j in hc_split_sinkhorn() if j.build.backend == backend) for backend in ("cuda", "triton")]
+    lost = run.Job("h_aggregate", Build(CudaKernel("h_aggregate", "no_such_file"), ("c",)), STRICT)
+    work = [(job, "sm_90") for job in (jobs[0], lost, jobs[1])]
+    threads = run.audit_work(work)
+    monkeypatch.setattr(run, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(run, "WORKERS", 2)
+    monkeypatch.setattr(run, "_in_threads", None)
+    assert run.audit_work(work) == threads
+    assert [report.verdict for report in threads.reports] == ["clean", "error", "clean"]
+
+
+def hc_split_sinkhorn() -> list[run.Job]:
+    op = registry.operator("hc_split_sinkhorn")
+    builds = [build for backend in ("cuda", "triton") for build in op.backend(backend).builds()]
+    return [run.Job(op.name, b, of_contracts(op.spec.contract(c) for c in b.contracts)) for b in builds]

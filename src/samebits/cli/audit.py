@@ -131,7 +131,8 @@ def _write_lock(everything: bool) -> tuple[Result, bool]:
     with _progress() as progress:
         result = run.audit_work(todo, [one for one in listed if isinstance(one, listing.Unlisted)], progress)
     console = output.console()
-    show.show(result, console)
+    if result.reports:
+        show.show(result, console)
     refused = lock.write(path, result, kept)
     console.print(
         f"lock: {len(todo) - len(refused)} entries written, {len(kept)} kept because nothing changed for them"

@@ -111,6 +111,8 @@ def _input(name: str, contract: str, arg: TensorArg, case: Case) -> Tensor:
     if any(arg.name == result.name for result in spec.forward.results):
         shape = tuple(sizes[axis] for axis in arg.axes)
         return inputs.row_tensor(stream_name(spec, arg.name), range(case.rows), shape, dtype, case.seed, "positive")
+    if case.pattern == "tiny" and arg.name.startswith("start_"):  # an ordinary start would swallow what is subnormal
+        return torch.zeros([sizes[axis] for axis in arg.axes], dtype=dtype)
     return draw(spec, arg, range(case.rows), sizes, case.seed, dtype, case.pattern)
 
 

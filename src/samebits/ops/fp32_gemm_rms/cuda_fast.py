@@ -151,7 +151,7 @@ def _waste(projection: Projection, plan: SumsPlan) -> tuple[int, int]:
     """Of the plans for many tokens: whole waves first, then fewer parts to write and read again."""
     step = plan.launches[-1]
     assert isinstance(step.grid, tuple)
-    blocks, slots = step.grid[0] * step.grid[1], 2 * max(1, projection.device.multiprocessors)
+    blocks, slots = max(1, step.grid[0] * step.grid[1]), 2 * max(1, projection.device.multiprocessors)
     waves = -(-blocks // slots)
     return (10 * waves * slots // blocks, plan.parts)
 

@@ -56,16 +56,18 @@ def run_grad_weight(plan: GradWeightPlan, grad_proj: Tensor, x: Tensor, start: T
 
 _COLUMNS, _WARPS, _ROWS, _STAGES, _PRODUCERS = 128, 4, 32, 4, 4
 """As in grad_weight_ascending.cu: a block has four warps over the same 128 columns, each with its own outputs."""
+_EACH = (1, 3, 6, 8)
+"""How many outputs a warp may have."""
 
 
 def _grad_weight(projection: Projection) -> list[Launch]:
-    """All outputs in one block, or half of them in each of two: whichever fills the multiprocessors better comes first."""
+    """All outputs in one block, or at most 12 in each of several: whichever fills the multiprocessors better comes first."""
     bf16 = projection.x_dtype == "bfloat16"
-    vec = 8 if projection.x_aligned else 1
+    vec = 8 if bf16 and projection.x_aligned else 1
     columns = projection.streams * -(-projection.width // _COLUMNS)
     options: list[tuple[int, Launch]] = []
-    for most in (1, 2) if bf16 and vec == 8 and projection.outputs > _WARPS else (1,):
-        each = -(-projection.outputs // (_WARPS * most))
+    all_in_one = next(each for each in _EACH if each * _WARPS >= projection.outputs)
+    for each in (all_in_one, 3) if vec == 8 and all_in_one > 3 else (all_in_one,):
         groups = -(-projection.outputs // (_WARPS * each))
         defines = {
             "S": each,
@@ -87,8 +89,8 @@ def _grad_weight(projection: Projection) -> list[Launch]:
 
 _THREADS, _MOST_TOKENS = 128, 64
 """As in grad_x.cu: a thread takes four columns, and a block that many tokens at most."""
-_EXACT_OUTPUTS = (24, 4)
-_ANY_OUTPUTS = 31
+_EXACT_OUTPUTS, _ANY_OUTPUTS = 24, 31
+"""The number of outputs that has a kernel of its own, and the most that the other one takes."""
 
 
 def grad_x_plans(call: Call) -> tuple[Launch, ...]:
@@ -97,8 +99,8 @@ def grad_x_plans(call: Call) -> tuple[Launch, ...]:
     bf16 = call.layout("x").dtype == "bfloat16"
     aligned = bf16 and size % 8 == 0 and call.layout("x").aligned and call.layout("weight").aligned
     defines = {
-        "MAX_N": outputs if outputs in _EXACT_OUTPUTS else _ANY_OUTPUTS,
-        "ANY_N": int(outputs not in _EXACT_OUTPUTS),
+        "MAX_N": outputs if outputs == _EXACT_OUTPUTS else _ANY_OUTPUTS,
+        "ANY_N": int(outputs != _EXACT_OUTPUTS),
         "FAST": int(call.contract.startswith("fast")),
         "VEC": 8 if aligned else 1,
         "X_BF16": int(bf16),

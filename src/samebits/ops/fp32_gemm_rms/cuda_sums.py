@@ -170,20 +170,19 @@ class _Shape:
 
 
 def _shapes(projection: Projection) -> list[_Shape]:
-    """From one chain per lane, where only the latency of an addition counts, to 24 that share what they read."""
+    """From one chain per lane, where only the latency of an addition counts, to 24 that share what they read.
+
+    What no vector load fits gets a single shape.
+    """
     n = projection.outputs
     if n <= 4:
-        return [
-            _Shape(R=1, S=1, LT=8, WT=1, WN=1, KB=8, KT=256, STAGES=6, PRODUCERS=4),
-            _Shape(R=2, S=1, LT=8, WT=2, WN=1, KB=8, KT=128, STAGES=6, PRODUCERS=2),
-        ]
-    few = _Shape(R=1, S=1, LT=4, WT=1, WN=-(-n // 8), KB=8, KT=256, STAGES=4, PRODUCERS=4)
+        return [_Shape(R=2, S=1, LT=8, WT=2, WN=1, KB=8, KT=128, STAGES=6, PRODUCERS=2)]
     many = _Shape(R=2, S=3, LT=8, WT=2, WN=-(-n // 12), KB=8, KT=128, STAGES=4, PRODUCERS=3)
-    if projection.x_dtype != "bfloat16" or _vec(projection) == 1:
-        return [few, many]
+    if _vec(projection) == 1:
+        return [many]
     return [
         _Shape(R=1, S=1, LT=4, WT=1, WN=1, KB=8, KT=256, STAGES=6, PRODUCERS=2),
-        few,
+        _Shape(R=1, S=1, LT=4, WT=1, WN=-(-n // 8), KB=8, KT=256, STAGES=4, PRODUCERS=4),
         _Shape(R=2, S=1, LT=4, WT=1, WN=-(-n // 8), KB=8, KT=128, STAGES=6, PRODUCERS=4),
         many,
         _Shape(R=4, S=6, LT=8, WT=4, WN=-(-n // 24), KB=4, KT=64, STAGES=4, PRODUCERS=4),
@@ -224,4 +223,6 @@ def _launch(projection: Projection, shape: _Shape) -> Launch:
 
 
 def _vec(projection: Projection) -> int:
-    return 8 if projection.x_aligned and projection.weight_aligned else 1
+    """FP32 rows, which no model has, go element by element."""
+    bf16 = projection.x_dtype == "bfloat16"
+    return 8 if bf16 and projection.x_aligned and projection.weight_aligned else 1

@@ -57,8 +57,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + COPIES)
     const bool exists = output0 + lane < outputs;
     const float* g = grad_proj + row0 * grad_row + output0 + lane;
     i64 left = rows;
-    int slot = 0;
-    const auto copy_next = [&] {
+    int slot = 0;  // of the tile to copy next, which is tile k + STAGES - 1
+    for (i64 k = 1 - STAGES; k < count; ++k) {
+      if (k >= 0) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();  // tile k is there, and nobody reads tile k - 1 any more
+      }
       if (left > 0) {
         Tile& to = tiles[slot];
         const int here = (int)min((i64)ROWS, left);
@@ -76,12 +80,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32 + COPIES)
         slot = slot + 1 < STAGES ? slot + 1 : 0;
       }
       copies_commit();
-    };
-    for (int k = 0; k < STAGES - 1; ++k) copy_next();
-    for (i64 k = 0; k < count; ++k) {
-      copies_wait<STAGES - 2>();
-      __syncthreads();  // tile k is there, and nobody reads tile k - 1 any more
-      copy_next();
     }
     copies_wait<0>();
     return;

@@ -40,7 +40,7 @@ __device__ __forceinline__ void copy_piece(float* shared, const float* from, int
 // column in row `first`, `count` what is left of a row there; rows from `rows` on do not exist and become +0.
 template <int V, int HEIGHT, int PITCH, int STEP, typename T>
 __device__ __forceinline__ void copy_rows(T* to, const T* from, i64 row, int first, int rows, int count) {
-#pragma unroll
+#pragma unroll(V == 8 ? 64 : 1)
   for (int j = 0; j < (HEIGHT + STEP - 1) / STEP; ++j) {
     const int r = first + j * STEP;
     if (HEIGHT % STEP == 0 || r < HEIGHT) copy_piece<V>(to + r * PITCH, from, r < rows ? count : 0);

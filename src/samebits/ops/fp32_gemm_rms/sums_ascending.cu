@@ -46,24 +46,22 @@ __device__ __forceinline__ void produce(Tile* tiles, const Work& work, int produ
   const int w_first = producer / W_PIECES, w_column = producer % W_PIECES * PIECE<float>;
   const element* x = work.x + x_first * work.x_row + x_column;
   const float* w = work.weight + w_first * work.weight_row + w_column;
-  int tile = 0, column0 = 0;  // of the tile to copy next
-  const auto copy_next = [&] {
-    if (tile < work.tiles) {
-      Tile& to = tiles[tile % STAGES];
+  int column0 = 0;  // of the tile to copy next, which is tile k + STAGES - 1
+  for (int k = 1 - STAGES; k < work.tiles; ++k) {
+    if (k >= 0) {
+      copies_wait<STAGES - 2>();
+      __syncthreads();  // tile k is there, and nobody reads tile k - 1 any more
+    }
+    if (k + STAGES - 1 < work.tiles) {
+      Tile& to = tiles[(k + STAGES - 1) % STAGES];
       copy_rows<VEC, TOKENS, X_PITCH, COPIES / X_PIECES>(&to.x[0][x_column], x + column0, work.x_row, x_first, work.tokens,
                                                          work.width - column0 - x_column);
       copy_rows<VEC, OUTPUTS, W_PITCH, COPIES / W_PIECES>(&to.w[0][w_column], w + column0, work.weight_row, w_first,
                                                           work.outputs, work.width - column0 - w_column);
-      ++tile, column0 += KT;
+      column0 += KT;
       if (column0 >= work.width) column0 = 0, x += work.x_stream, w += work.width;
     }
     copies_commit();
-  };
-  for (int k = 0; k < STAGES - 1; ++k) copy_next();
-  for (int k = 0; k < work.tiles; ++k) {
-    copies_wait<STAGES - 2>();
-    __syncthreads();  // tile k is there, and nobody reads tile k - 1 any more
-    copy_next();
   }
   copies_wait<0>();
 }

@@ -271,7 +271,7 @@ def builds() -> tuple[Build, ...]:
 def _audited_calls() -> Iterator[Call]:
     for contract in ("ascending", "ascending-dsv4"):
         for outputs, rows in ((24, 1), (24, 4096), (4, 4096)):
-            for size in (16384, 4097):
+            for size in (16384, 4097) if outputs == 24 else (16384,):
                 yield _audited_call(contract, rows, outputs, size, "float32", ("proj", "r", "q"), start=False)
                 yield _audited_call(contract, rows, outputs, size, "bfloat16", ("grad_x", "grad_weight"), start=True)
         yield _audited_call(contract, 4096, 24, 16384, "float32", ("grad_x", "grad_weight"), start=False)

@@ -32,7 +32,7 @@ def hyper_head(
         bias: (4,) FP32.
         eps: of the RMS, finite, at least 2^-126.
         contract: ``"ascending"`` (default), ``"ascending-dsv4"``, ``"fast"`` or ``"fast-dsv4"``, as in ``mhc_pre``.
-        backend: ``"cuda"`` or ``"reference"``; None takes the first that accepts the call.
+        backend: ``"cuda"``, ``"triton"`` or ``"reference"``; None takes the first that accepts the call.
 
     Returns:
         hidden: (..., D) BF16, contiguous. Differentiable once in all four inputs; the gradient of ``residual`` is BF16, the

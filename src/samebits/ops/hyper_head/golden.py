@@ -12,9 +12,10 @@ from samebits.ops.mhc_pre.golden import EPS, LEAVES, controller, doubled, pulled
 
 
 def _formula(inputs: dict[str, Tensor], eps: float, contract: str) -> dict[str, Tensor]:
-    logits, proj, r, q = controller(*(inputs[name] for name in LEAVES), eps, contract)
+    residual, weight, gain, bias = (inputs[name] for name in LEAVES)
+    logits, proj, r, q = controller(residual, weight, gain, bias, eps, contract)
     pre = logits.sigmoid() + EPS
-    hidden = torch.einsum("ti,tid->td", pre, inputs["residual"])
+    hidden = torch.einsum("ti,tid->td", pre, residual)
     return {"hidden": hidden, "pre": pre, "logits": logits, "proj": proj, "r": r, "q": q}
 
 

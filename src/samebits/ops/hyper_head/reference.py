@@ -25,6 +25,12 @@ def sigmoid(x: Tensor) -> Tensor:
     return one / (one + torch.exp(-x))
 
 
+def gate(logits: Tensor) -> Tensor:
+    """sigmoid(logits) + eps."""
+    value = torch.sigmoid(logits)
+    return value + torch.full_like(value, EPS)
+
+
 def forward(
     residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: float, contract: str
 ) -> tuple[Tensor, ...]:

@@ -38,7 +38,7 @@ def controller(
 
 def balanced(logits: Tensor) -> Tensor:
     """The 4x4 mixing matrix of each token."""
-    matrix = logits.unflatten(-1, (4, 4)).softmax(-1) + EPS
+    matrix: Tensor = logits.view(-1, 4, 4).softmax(-1) + EPS
     matrix = matrix / (matrix.sum(-2, keepdim=True) + EPS)
     for _ in range(19):
         matrix = matrix / (matrix.sum(-1, keepdim=True) + EPS)

@@ -25,8 +25,8 @@ def collapse(pre: Tensor, residual: Tensor) -> Tensor:
 def op_by_op(residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Semantics of transformers' ``DeepseekV4HyperConnection``."""
     logits = controller_logits(residual, weight, gain, bias, eps)
-    pre, post, comb = logits.split((4, 4, 16), dim=-1)
-    matrix = comb.unflatten(-1, (4, 4)).softmax(-1) + _EPS
+    pre, post, comb = logits[..., :4], logits[..., 4:8], logits[..., 8:]
+    matrix = comb.reshape(*comb.shape[:-1], 4, 4).softmax(-1) + _EPS
     matrix = matrix / (matrix.sum(-2, keepdim=True) + _EPS)
     for _ in range(19):
         matrix = matrix / (matrix.sum(-1, keepdim=True) + _EPS)

@@ -31,7 +31,7 @@ def mhc_pre_norm(
         eps, norm_eps: of the controller's RMS and of the norm; finite, at least 2^-126.
         contract: ``"ascending"`` (default, published), ``"ascending-dsv4"``, ``"fast"`` or ``"fast-dsv4"``. The norm inside
             is that of ``rmsnorm_residual``: ``"ascending"`` in the first two, ``"tree512"`` in the others.
-        backend: ``"cuda"`` or ``"reference"``; None takes the first that accepts the call.
+        backend: ``"cuda"``, ``"triton"`` or ``"reference"``; None takes the first that accepts the call.
 
     Returns:
         hidden and normalized (..., D) BF16, post (..., 4) and comb (..., 4, 4) FP32, all contiguous. ``rmsnorm_residual``

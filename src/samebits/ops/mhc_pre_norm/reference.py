@@ -24,8 +24,8 @@ def run(
 ) -> None:
     norm, gamma = norm_contract(call.contract), inputs["gamma"]
     if not call.backward:
-        controller = (inputs[name] for name in ("residual", "weight", "gain", "bias"))
-        values = mhc_pre.forward(*controller, scalars["eps"], call.contract)
+        residual, weight, gain, bias = (inputs[name] for name in ("residual", "weight", "gain", "bias"))
+        values = mhc_pre.forward(residual, weight, gain, bias, scalars["eps"], call.contract)
         for name, value in zip(mhc_pre.FORWARD, values, strict=True):
             results[name].copy_(value)
         normalized, rstd = rmsnorm.forward(values[0], gamma, scalars["norm_eps"], norm)

@@ -147,6 +147,12 @@ SPEC = OpSpec(
     ),
     backends=(
         BackendSpec("cuda", min_arch=80),
+        BackendSpec(
+            "triton",
+            min_arch=80,
+            contracts=("ascending", "ascending-dsv4"),
+            why="which instructions a Triton dot becomes, and how it cuts K, is the compiler's business",
+        ),
         BackendSpec("reference"),
     ),
     edges=(
