@@ -182,6 +182,50 @@ def compare_hc_split_sinkhorn() -> int:
     return compared
 
 
+def compare_token_sums(outputs: int) -> int:
+    """The one kernel of the controller composites. Their other kernels are those of their parts."""
+    from samebits.exact import fold
+    from samebits.ops.mhc_pre import triton as backend
+    from samebits.runtime.triton_launch import Tile
+
+    backend.product = lambda a, b: a * b
+    compared = 0
+    for rows, tile in itertools.product((1, 37, 70), (Tile(32, 32, 1), Tile(64, outputs if outputs == 4 else 32, 2))):
+        for grad, proj, r in zip(
+            (torch.randn(rows, outputs) for _ in range(3)),
+            views((rows, outputs), torch.float32),
+            views((rows,), torch.float32),
+            strict=False,
+        ):
+            terms = (grad * (r[:, None] * proj), grad)
+            for start, wanted in itertools.product((None, torch.randn(outputs)), ((1, 1), (1, 0), (0, 1))):
+                sums = [torch.full((outputs,), float("nan")) if want else None for want in wanted]
+                options = {"num_warps": 1, "ROWS": tile.rows, "WIDTH": tile.width, "ALIGNED": False}
+                sizes = (proj.stride(0), r.stride(0), rows, outputs)
+                backend.launch(backend._token_sums, (1,), grad, proj, r, start, start, *sums, *sizes, **options)
+                for found, added in zip(sums, terms, strict=True):
+                    if found is not None:
+                        assert same_bits(found, fold.left_fold(added, 0, start)), (rows, outputs, tile)
+                        compared += 1
+    return compared
+
+
+def compare_mhc_pre() -> int:
+    return compare_token_sums(24)
+
+
+def compare_hyper_head() -> int:
+    return compare_token_sums(4)
+
+
+def compare_mhc_pre_norm() -> int:
+    """It has no kernel of its own, and so nothing that it could launch itself."""
+    from samebits.ops.mhc_pre_norm import triton as backend
+
+    assert not hasattr(backend, "launch") and not hasattr(backend, "kernel")
+    return 0
+
+
 def orders_differ_on_this_data() -> None:
     """A comparison that could not fail proves nothing: here the contracts disagree with each other."""
     from samebits.exact import fold

@@ -9,10 +9,13 @@ from fractions import Fraction
 import pytest
 import torch
 
+from samebits import registry
 from samebits.exact import tensor_core
 from samebits.exact.bits import bits
 from samebits.exact.compare import same_bits
 from samebits.exact.tensor_core import chain
+from samebits.ops.fp32_gemm_rms import fast
+from samebits.verify.operators import draw as draw_input
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Model:
     fraction: int = 25
     nearest: bool = False
     """Sums round to nearest even instead of toward zero."""
-    lowest: int | None = -126
+    lowest: int | None = None
     zeros_align: bool = False
     """A product of zero and a large number takes part in the alignment, with the exponent -126 for the zero."""
     true_exponents: bool = False
@@ -149,7 +152,7 @@ def test_it_is_what_it_says(kind):
         (Model(fraction=24), "normal"),
         (Model(fraction=26), "normal"),
         (Model(nearest=True), "normal"),
-        (Model(lowest=None), "subnormal products from zero"),
+        (Model(lowest=-126), "subnormal products from zero"),
         (Model(zeros_align=True), "zeros beside large factors"),
         (Model(true_exponents=True), "subnormal operands"),
         (Model(flush="operands"), "subnormal operands"),
@@ -230,7 +233,7 @@ def test_wrong_operands_are_refused():
 
 BELIEFS = {
     "zero products take part in the alignment": Model(zeros_align=True),
-    "no lowest alignment": Model(lowest=None),
+    "no alignment below -126": Model(lowest=-126),
     "subnormal factors have their true exponent": Model(true_exponents=True),
     "subnormal factors are zero": Model(flush="operands"),
     "subnormal results are zero": Model(flush="results"),
@@ -269,3 +272,14 @@ def test_the_unit_gives_these_bits(kind):
 def test_a_gpu_computes_the_same_model(kind):
     a, b, start = draw(kind, seed=8, m=32, n=16, k=272)
     assert agree(chain(a.cuda(), b.cuda(), start.cuda()).cpu(), chain(a, b, start)).all()
+
+
+@pytest.mark.parametrize(("operator", "output", "seen"), [("mhc_pre", 8, 0x124B), ("mhc_pre_norm", 3, 0x80001E25)])
+def test_sums_of_subnormal_products_as_an_h200_gave_them(operator: str, output: int, seen: int) -> None:
+    """The two bits that showed that a zero accumulator takes no part in the alignment: a unit with one that does gives
+    0x124c and 0x80001e24."""
+    spec = registry.spec(operator)
+    sizes = spec.complete({"D": 1})
+    x, weight = (draw_input(spec, spec.forward.input(n), [0], sizes, 0, pattern="subnormal") for n in ("residual", "weight"))
+    proj = fast.project(x.flatten(1), weight)
+    assert proj[0, output].view(torch.int32).item() & 0xFFFFFFFF == seen

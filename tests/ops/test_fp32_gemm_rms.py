@@ -40,7 +40,7 @@ class TestFp32GemmRms(Conformance):
     def _contract_values(self, metafunc: pytest.Metafunc) -> list[str]:
         """The RMS forms differ in three operations of a row, so the tests of all bits take one of them; fast has its own."""
         name = metafunc.function.__name__
-        if name.startswith("test_bits"):
+        if name.startswith(("test_bits", "test_compiled")):
             return ["ascending"]
         return ["ascending", "ascending-dsv4"] if hasattr(Bits, name) else list(CONTRACTS)
 
@@ -56,7 +56,7 @@ class TestFast(Bits):
     held: ClassVar = {"N": 4}
     batch_sizes: ClassVar = ((1, 257), (1, 7))
     odd_widths: ClassVar = ((17, 264), (17,))
-    very_wide_widths: ClassVar = ((4097,), (4097,))
+    very_wide_widths: ClassVar = ((4097,), (1025,))
     test_bits_of_wide_rows = None  # type: ignore[assignment]
     test_very_many_rows = None  # type: ignore[assignment]
 
@@ -303,7 +303,7 @@ def _backends(contract: str) -> list[str]:
 
 @GPU
 @pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("outputs", [1, 4, 5, 17, 31])
+@pytest.mark.parametrize("outputs", [1, 4, 17, 31])
 def test_every_number_of_outputs(outputs: int, contract: str) -> None:
     for size, dtype in ((136, torch.bfloat16), (33, torch.bfloat16), (40, torch.float32)):
         if dtype == torch.float32 and contract.startswith("fast"):

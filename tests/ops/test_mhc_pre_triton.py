@@ -1,16 +1,14 @@
 """The Triton backends of mhc_pre, mhc_pre_norm and hyper_head: what they hand from part to part, and their own kernel.
 
 Here the parts are their references, which take the same calls, so the whole must have the bits of the operator's own
-reference on any machine. The parts' kernels have tests of their own, and on a GPU the conformance tests run all of it.
+reference on any machine. The kernels are compared under the interpreter in tests/backends, that of these backends too, and on
+a GPU the conformance tests run all of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from samebits.checks import layout_of
 from samebits.dispatch import Call
 from samebits.exact import fold
 from samebits.runtime.device import H200
+from samebits.runtime.sweep import dense_layout
 
 OPS = ("mhc_pre", "mhc_pre_norm", "hyper_head")
 CONTRACTS = ("ascending", "ascending-dsv4")
@@ -137,10 +136,7 @@ def test_the_parts_are_asked_for_what_their_contracts_accept() -> None:
     """Each call of a part names the inputs and results of its declaration, and a layout for every tensor it gets."""
     for op, contract, backward in itertools.product(OPS, CONTRACTS, (False, True)):
         spec = registry.spec(op)
-        width = 4096
-        sizes = spec.complete({"D": width})
-        from samebits.runtime.sweep import dense_layout
-
+        sizes = spec.complete({"D": 4096})
         layouts = tuple((a.name, dense_layout(a, a.dtypes[0], sizes)) for a in spec.direction(backward).inputs)
         wanted = tuple(r.name for r in spec.direction(backward).results)
         call = Call(op, backward, contract, 9, tuple(sizes.items()), layouts, wanted, "float32", H200)
@@ -164,44 +160,3 @@ def test_labels_and_contracts_of_the_builds() -> None:
         made = importlib.import_module(f"samebits.ops.{op}.triton").builds()
         assert {name for build in made for name in build.contracts} == set(CONTRACTS)
         assert len({(build.owner, build.label) for build in made}) == len(made)
-
-
-def test_the_chains_over_tokens_under_the_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("compared\n")
-
-
-def interpreted() -> None:
-    from samebits.ops.mhc_pre import triton as backend
-    from samebits.runtime.triton_launch import Tile
-
-    backend.product = lambda a, b: a * b
-    compared = 0
-    for (rows, outputs), tile in itertools.product(((1, 24), (37, 24), (70, 4)), (Tile(32, 0, 1), Tile(64, 0, 2))):
-        grad = torch.randn(rows, outputs)
-        proj, r = torch.randn(rows, outputs + 3)[:, 1 : outputs + 1], torch.randn(rows, 2)[:, 0]
-        width = 4 if outputs == 4 else 32
-        for start, wanted in itertools.product(
-            (None, torch.randn(outputs)), ((True, True), (True, False), (False, True))
-        ):
-            sums = [torch.full((outputs,), float("nan")) if want else None for want in wanted]
-            options = {"num_warps": 1, "ROWS": tile.rows, "WIDTH": width, "ALIGNED": False}
-            strides = (proj.stride(0), r.stride(0), rows, outputs)
-            backend.launch(backend._token_sums, (1,), grad, proj, r, start, start, *sums, *strides, **options)
-            for value, terms in zip(sums, (grad * (r[:, None] * proj), grad), strict=True):
-                if value is not None:
-                    assert_same(fold.left_fold(terms, 0, start), value, f"{rows} rows")
-                    compared += 1
-    print(compared, "compared")
-
-
-if __name__ == "__main__":
-    interpreted()

@@ -20,7 +20,7 @@ def kernels(name: str) -> list[CudaKernel]:
 
 
 def test_no_two_kernels_share_a_key() -> None:
-    made = [(k, arch) for n in registry.names() for k in kernels(n) for arch in ("sm_80", "sm_90a", "sm_100")]
+    made = {(k, arch) for n in registry.names() for k in kernels(n) for arch in ("sm_80", "sm_90a", "sm_100")}
     assert len({cubin_cache.key(kernel, arch) for kernel, arch in made}) == len(made)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ OFFSET = 3
 
 
 def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None) -> int:
-    """Run every (contract, backend, direction, dtype, plan) of an operator; the number of calls. Nothing is compared.
+    """Run every (contract, backend, direction, plan) of an operator with every dtype, absent input and subset of results, of
+    these one at a time; the number of calls. Nothing is compared.
 
     Very long rows are the exception: every contract, backend, direction and plan, but one dtype and all results together.
 
@@ -102,25 +103,22 @@ def _run(
             saved = op.forward(*forward, contract=contract, backend=backend, **scalars)
         count += 1
     known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
-    few = 1 if _is_long(size) else None
-    for upstream, absent in itertools.product(_upstream_dtypes(spec)[:few], _absent(spec)):
+    for change in _changes(spec)[: 1 if _is_long(size) else None]:
         backward = [
-            None if a.name in absent else known[a.name].to(upstream.get(a.name, known[a.name].dtype))
+            None if a.name in change.absent else known[a.name].to(change.upstream.get(a.name, known[a.name].dtype))
             for a in spec.backward.inputs
         ]
-        for grad_dtype in (torch.float32, torch.bfloat16)[:few]:
-            for plan in range(_plans(op, True, backward, contract, backend)):
-                for wanted in _wanted(spec)[:few]:
-                    with dispatch.force_plan(plan), torch.no_grad():
-                        op.backward(
-                            *backward,
-                            contract=contract,
-                            backend=backend,
-                            grad_dtype=grad_dtype,
-                            wanted=wanted,
-                            **scalars,
-                        )
-                    count += 1
+        for plan in range(_plans(op, True, backward, contract, backend)):
+            with dispatch.force_plan(plan), torch.no_grad():
+                op.backward(
+                    *backward,
+                    contract=contract,
+                    backend=backend,
+                    grad_dtype=change.grad_dtype,
+                    wanted=change.wanted,
+                    **scalars,
+                )
+            count += 1
     return count
 
 
@@ -138,6 +136,30 @@ def _plans(op: Operator, backward: bool, tensors: Sequence[Tensor | None], contr
     scalars = [s.default for s in op.spec.scalars]
     ready = op.prepare(backward, tensors, scalars, contract, backend)
     return len(op.backend(backend).plans(ready.call))
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One kind of backward call."""
+
+    upstream: dict[str, torch.dtype]
+    absent: tuple[str, ...]
+    grad_dtype: torch.dtype
+    wanted: list[bool]
+
+
+def _changes(spec: OpSpec) -> list[_Change]:
+    """Everything given and wanted in FP32 first, then what differs from that in one thing, and everything in BF16."""
+    upstreams, absences, subsets = _upstream_dtypes(spec), _absent(spec), _wanted(spec)
+    plain = _Change(upstreams[0], absences[0], torch.float32, subsets[0])
+    return [
+        plain,
+        *(replace(plain, upstream=upstream) for upstream in upstreams[1:]),
+        *(replace(plain, absent=absent) for absent in absences[1:]),
+        *(replace(plain, wanted=wanted) for wanted in subsets[1:]),
+        replace(plain, grad_dtype=torch.bfloat16),
+        *(replace(plain, upstream=upstream, grad_dtype=torch.bfloat16) for upstream in upstreams[1:]),
+    ]
 
 
 def _upstream_dtypes(spec: OpSpec) -> list[dict[str, torch.dtype]]:

@@ -6,10 +6,11 @@ to 25 fractional bits, the 17 integers are added exactly, and the sum is truncat
 an instruction changes nothing.
 
 Measured bit for bit on an H200 with random and wide-exponent data. At the edges the model follows what is known of the
-unit (arXiv:2511.10909): a subnormal has the exponent of the smallest normal number; the alignment never goes below that
-exponent, because the accumulator never does; a product that is zero does not take part in it; a result below the normal
-range is truncated to a multiple of 2^-149; what exceeds FP32 is infinite. Non-finite operands give a result that is not
-finite; which one is not promised.
+unit (arXiv:2511.10909): a subnormal has the exponent of the smallest normal number; a product or an accumulator that is
+zero does not take part in the alignment, which may therefore lie below that exponent; a result below the normal range is
+truncated to a multiple of 2^-149; what exceeds FP32 is infinite. Of these, the alignment beside a zero accumulator was seen
+on an H200 (sums of subnormal products, one group); a subnormal accumulator that meets a further group was not. Non-finite
+operands give a result that is not finite; which one is not promised.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GROUP = 16
 FRACTION = 25
 """Bits after the point that a term keeps when it is aligned."""
 LOWEST = -126
-"""Exponent of the smallest normal number, of subnormals, and of the lowest alignment."""
+"""Exponent of the smallest normal number, and of subnormals."""
 _NEVER = -4096
 """Exponent of what does not take part in the alignment."""
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
@@ -84,7 +85,7 @@ def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     top = _exponents_fp32(acc)
     for a, b in zip(_exponents_bf16(left), _exponents_bf16(right), strict=True):
         torch.maximum(top, a + b, out=top)
-    scale = _power_of_two(FRACTION - top)
+    scale = _power_of_two(FRACTION - top.clamp(min=2 * LOWEST))  # below that, all terms are zero
     total = (acc.double() * scale).trunc_()
     for a, b in zip(left.double(), right.double(), strict=True):
         total += (a * b).mul_(scale).trunc_()
@@ -98,9 +99,9 @@ def _exponents_bf16(values: Tensor) -> Tensor:
 
 
 def _exponents_fp32(values: Tensor) -> Tensor:
-    """int16; the accumulator always takes part, so that no alignment is below ``LOWEST``."""
+    """int16; a zero takes no part in the alignment."""
     field = (bits(values) >> 23) & 0xFF
-    return (field - 127).clamp(min=LOWEST).to(torch.int16)
+    return torch.where(values == 0, _NEVER, (field - 127).clamp(min=LOWEST)).to(torch.int16)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

@@ -175,9 +175,10 @@ def _shapes(projection: Projection) -> list[_Shape]:
     What no vector load fits gets a single shape.
     """
     n = projection.outputs
+    ahead = 8 if projection.x_dtype == "bfloat16" else 4
     if n <= 4:
-        return [_Shape(R=2, S=1, LT=8, WT=2, WN=1, KB=8, KT=128, STAGES=6, PRODUCERS=2)]
-    many = _Shape(R=2, S=3, LT=8, WT=2, WN=-(-n // 12), KB=8, KT=128, STAGES=4, PRODUCERS=3)
+        return [_Shape(R=2, S=1, LT=8, WT=2, WN=1, KB=ahead, KT=128, STAGES=6, PRODUCERS=2)]
+    many = _Shape(R=2, S=3, LT=8, WT=2, WN=-(-n // 12), KB=ahead, KT=128, STAGES=4, PRODUCERS=3)
     if _vec(projection) == 1:
         return [many]
     return [

@@ -4,6 +4,7 @@ from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Re
 
 _TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
 _TREE4 = "4-tree: (p0 + p1) + (p2 + p3), each product rounded first"
+_LEAVES = ("residual", "weight", "gain", "bias")
 _ROUNDING = (
     "hidden: FP32 to BF16, round to nearest even, once",
     "grad_residual: all legs in FP32, then FP32, or one rounding to BF16 where grad_dtype asks for it",
@@ -23,9 +24,8 @@ def _contract(name: str, summary: str, source: str) -> Contract:
             Reduction("proj", "K", f"as proj of fp32_gemm_rms, contract {name}"),
             Reduction("r", "K", f"as r of fp32_gemm_rms, contract {name}"),
             Reduction("comb", "H", "as in hc_split_sinkhorn: 4-trees over i and over j in turn"),
-            Reduction(
-                "grad_residual", "N", f"as grad_x of fp32_gemm_rms, contract {name}; grad_pre over D by {over_d}"
-            ),
+            Reduction("grad_residual", "N", f"as grad_x of fp32_gemm_rms, contract {name}"),
+            *(Reduction(f"grad_{leaf}", "D", f"grad_pre, on which it depends: {over_d}") for leaf in _LEAVES),
             Reduction("grad_weight", "T", f"as grad_weight of fp32_gemm_rms, contract {name}"),
             Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),
             Reduction("grad_bias", "T", _TOKENS.format("bias")),

@@ -166,7 +166,7 @@ def _backward(
         legs += leg
         if "grad_streams" in inputs:
             comb = inputs["comb"]
-            streams = {"grad_streams": inputs["grad_streams"], "comb": comb, "post": comb}  # post is not read
+            streams = {"grad_streams": inputs["grad_streams"], "comb": comb, "post": comb[:, 0]}  # post is not read
             plan.do("post", streams, {"grad_residual": leg})
             legs += leg
         if legs is not grad_residual:
@@ -235,8 +235,9 @@ def _parts(call: Call) -> Iterator[tuple[str, Call]]:
         saved = given("weight", "r", "q", "start_weight")
         yield "projection", part("fp32_gemm_rms", projection, wanted, grad_proj=logits, grad_r=one, x=x, **saved)
     if legs and call.has("grad_streams"):
-        mixed = streams | {"J": 4}
-        yield "post", part("mhc_post", mixed, legs, **given("grad_streams", "comb"), post=call.layout("comb"))
+        comb = call.layout("comb")
+        post = Layout(comb.dtype, (comb.strides[0], comb.strides[2]), comb.aligned)
+        yield "post", part("mhc_post", streams | {"J": 4}, legs, **given("grad_streams", "comb"), post=post)
 
 
 def dense(*sizes: int, dtype: str = "float32") -> Layout:

@@ -25,8 +25,12 @@ def _contract(name: str, summary: str, source: str) -> Contract:
             Reduction("r", "K", f"as in mhc_pre, contract {name}"),
             Reduction("comb", "H", f"as in mhc_pre, contract {name}"),
             Reduction("rstd", "D", f"as in rmsnorm_residual, contract {norm}"),
-            Reduction(
-                "grad_residual", "N", f"as in mhc_pre, contract {name}, behind rmsnorm_residual, contract {norm}"
+            Reduction("grad_residual", "N", f"as in mhc_pre, contract {name}"),
+            *(
+                Reduction(
+                    f"grad_{leaf}", "D", f"as in rmsnorm_residual, contract {norm}, then as in mhc_pre, contract {name}"
+                )
+                for leaf in ("residual", "weight", "gain", "bias")
             ),
             Reduction("grad_weight", "T", f"as in mhc_pre, contract {name}"),
             Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),

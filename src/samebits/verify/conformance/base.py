@@ -45,8 +45,8 @@ def targets(spec: OpSpec) -> tuple[list[Target], list[Target]]:
 
 
 def free_sizes(spec: OpSpec, width: int, held: Mapping[str, int]) -> dict[str, int]:
-    """A size for every free axis: the one it is held at, or ``width``."""
-    return {axis: width for axis, _, _ in spec.size_limits} | dict(held)
+    """A size for every free axis: the one it is held at, or ``width`` as far as its limits allow."""
+    return {axis: min(max(width, least), most) for axis, least, most in spec.size_limits} | dict(held)
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,7 +90,7 @@ class Base:
     width: ClassVar[int] = 136
     """Size of the free axes in tests that are not about sizes: a whole number of vectors, and not a power of two."""
     held: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    """Free axes that keep one size in every test; where there are two, one has to."""
+    """Free axes that keep one size in every test."""
 
     standing: ClassVar[tuple[str, ...]] = ()
     """Where contracts come in pairs that differ in one formula: those that stand for all in tests that are not about bits."""
