@@ -182,6 +182,48 @@ def compare_hc_split_sinkhorn() -> int:
     return compared
 
 
+def compare_fp32_gemm_rms() -> int:
+    """The square root is inline PTX too; the interpreter has an IEEE one of its own."""
+    import triton.language as tl
+
+    from samebits.ops.fp32_gemm_rms import reference
+    from samebits.ops.fp32_gemm_rms import triton as backend
+
+    usual, torch.rsqrt = torch.rsqrt, lambda x: x  # type: ignore[assignment]
+    backend._approximate_rsqrt = lambda x: x
+    backend._sqrt = lambda x: tl.sqrt_rn(x)
+    backend.product = lambda a, b: a * b
+    compared = 0
+    for rows, outputs, width in ((1, 1, 1), (2, 24, 20), (9, 4, 17), (2, 31, 3)):
+        weight, start = torch.randn(outputs, width), torch.randn(outputs, width)
+        layouts = zip(
+            views((rows, width), torch.bfloat16 if outputs != 4 else torch.float32),
+            views((rows, outputs), torch.float32),
+            views((rows, 1), torch.float32),
+            strict=True,
+        )
+        for x, grad_proj, column in itertools.islice(layouts, 2):
+            grad_r = column[:, 0]
+            for contract in ("ascending", "ascending-dsv4"):
+                options = {"contract": contract, "eps": 0.25}
+                expected = dict(zip(("proj", "r", "q"), reference.forward(x, weight, 0.25, contract), strict=True))
+                for results in run_all("fp32_gemm_rms", False, [x, weight], **options):
+                    assert all(same_bits(results[n], expected[n]) for n in expected), (rows, outputs, width, contract)
+                    compared += 1
+                r, q = expected["r"], expected["q"]
+                q[0] = 0.0  # no RMS leg
+                grad_x = reference.backward_x(grad_proj, grad_r, x, weight, r, q, contract)
+                for begin in (None, start):
+                    grad_weight = reference.backward_weight(grad_proj, x, begin, contract)
+                    tensors = [grad_proj, grad_r, x, weight, r, q, begin]
+                    for results in run_all("fp32_gemm_rms", True, tensors, **options):
+                        assert same_bits(results["grad_x"], grad_x), (rows, outputs, width, contract)
+                        assert same_bits(results["grad_weight"], grad_weight), (rows, outputs, width, contract)
+                        compared += 1
+    torch.rsqrt = usual
+    return compared
+
+
 def compare_token_sums(outputs: int) -> int:
     """The one kernel of the controller composites. Their other kernels are those of their parts."""
     from samebits.exact import fold

@@ -17,6 +17,7 @@ CASES = (
     Case("t1_n24_16384", 1, _sizes(24, 16384)),
     Case("t1_n24_28672", 1, _sizes(24, 28672)),
     Case("t300_n24_40_other_seed", 300, _sizes(24, 40), seed=1),
+    Case("t300_n24_40_started", 300, _sizes(24, 40), started=True),
     Case("t6_n24_136_second_dtypes", 6, _sizes(24, 136), second_dtypes=True),
     Case("t6_n24_136_bfloat16_gradients", 6, _sizes(24, 136), grad_dtype="bfloat16"),
     *(Case(f"t6_n24_520_{p}", 6, _sizes(24, 520), pattern=p) for p in PATTERNS if p != "normal"),

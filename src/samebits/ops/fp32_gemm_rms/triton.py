@@ -64,11 +64,8 @@ def _forward(  # type: ignore[no-untyped-def]
     squares = here & (n == N)[None, :]
     if DSV4:
         mean = tl.div_rn(sums, size)
-        reciprocal = tl.inline_asm_elementwise(
-            "rsqrt.approx.f32 $0, $1;", "=f,f", [mean + eps], dtype=tl.float32, is_pure=True, pack=1
-        )
         tl.store((q + row)[:, None] + n[None, :] * 0, mean, squares)
-        tl.store((r + row)[:, None] + n[None, :] * 0, reciprocal, squares)
+        tl.store((r + row)[:, None] + n[None, :] * 0, _approximate_rsqrt(mean + eps), squares)
     else:
         rms = tl.div_rn(_sqrt(sums), root)
         tl.store((q + row)[:, None] + n[None, :] * 0, rms, squares)
@@ -79,6 +76,11 @@ def _forward(  # type: ignore[no-untyped-def]
 def _sqrt(x):  # type: ignore[no-untyped-def]
     """The IEEE square root. ``tl.sqrt_rn`` flushes subnormals."""
     return tl.inline_asm_elementwise("sqrt.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _approximate_rsqrt(x):  # type: ignore[no-untyped-def]
+    return tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @kernel

@@ -116,13 +116,19 @@ def run(
     (_backward if call.backward else _forward)(call, plan, inputs, results, scalars)
 
 
+def _flat(residual: Tensor) -> Tensor:
+    """(T, 4, D) as (T, 4 D), dense in its last axis; with D = 1 a view may have the stride of the streams there."""
+    flat = residual.flatten(1)
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
+
+
 def _forward(
     call: Call, plan: Plan, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]
 ) -> None:
     residual = inputs["residual"]
     proj, r, logits = results["proj"], results["r"], results["logits"]
     found = {"proj": proj, "r": r, "q": results["q"]}
-    plan.do("projection", {"x": residual.flatten(1), "weight": inputs["weight"]}, found, scalars)
+    plan.do("projection", {"x": _flat(residual), "weight": inputs["weight"]}, found, scalars)
     logits.copy_(reference.affine(proj, r, inputs["gain"], inputs["bias"]))
     if _is_head(call):
         results["pre"].copy_(head.gate(logits))
@@ -159,7 +165,7 @@ def _backward(
     if projected:
         grad_proj, grad_r, _ = reference.backward_controller(grad_logits, proj, r, inputs["gain"])
         given = {name: inputs[name] for name in ("weight", "r", "q", "start_weight") if name in inputs}
-        given |= {"grad_proj": grad_proj, "grad_r": grad_r, "x": residual.flatten(1)}
+        given |= {"grad_proj": grad_proj, "grad_r": grad_r, "x": _flat(residual)}
         plan.do("projection", given, projected, scalars)
     if grad_residual is not None:
         legs, leg = found["grad_residual"], projected["grad_x"].view_as(residual)
