@@ -205,7 +205,10 @@ def validate(spec: OpSpec) -> None:
     need(len({c.name for c in spec.contracts}) == len(spec.contracts), "contract names must differ")
     need(any(b.name == "reference" for b in spec.backends), "a reference backend defines the bits and must exist")
     for backend in spec.backends:
-        need(set(backend.contracts) <= {c.name for c in spec.contracts}, f"backend {backend.name!r} names no such contract")
+        need(
+            set(backend.contracts) <= {c.name for c in spec.contracts},
+            f"backend {backend.name!r} names no such contract",
+        )
         need(backend.name != "reference" or not backend.contracts, "the reference defines every contract")
     forward_names = {a.name for a in spec.forward.inputs} | {r.name for r in spec.forward.results}
     known_axes = {name for name, _ in spec.fixed_sizes} | {name for name, _, _ in spec.size_limits}

@@ -157,7 +157,9 @@ def plan(root: Path, out: Path, ops: tuple[str, ...] = ()) -> list[list[Job]]:
         groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
     if not ops:
         line = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
-        groups.append([Job("bench", "bench deepseek_v4", (*line, "--out", str(results / "deepseek_v4.jsonl")), 60, 130)])
+        groups.append(
+            [Job("bench", "bench deepseek_v4", (*line, "--out", str(results / "deepseek_v4.jsonl")), 60, 130)]
+        )
     groups.append([_sanitizer(tool, out, chosen) for tool in SANITIZERS])
     for name in ops or registry.names():
         groups += [[job] for job in _other_sizes(name, results)]
@@ -171,7 +173,13 @@ def _model_jobs(results: Path) -> list[Job]:
     return [
         Job("accept", "accept cuda", (*accept, "cuda", "--write-golden"), least=120, most=200),
         Job("accept", "accept triton", (*accept, "triton"), least=120, most=200),
-        Job("model", "model deepseek_v4", (*model, "--out", str(results / "deepseek_v4_layer.json")), least=120, most=200),
+        Job(
+            "model",
+            "model deepseek_v4",
+            (*model, "--out", str(results / "deepseek_v4_layer.json")),
+            least=120,
+            most=200,
+        ),
     ]
 
 
@@ -316,7 +324,9 @@ def _check_part(root: Path, out: Path, device: str, seconds: float, ops: Sequenc
         for name in ops:
             for contract in registry.spec(name).contracts:
                 title = f"{name}/{contract.name}/{backend}"
-                if (device == "cpu" and backend != "reference") or not registry.spec(name).keeps(backend, contract.name):
+                if (device == "cpu" and backend != "reference") or not registry.spec(name).keeps(
+                    backend, contract.name
+                ):
                     continue
                 if time.monotonic() - started > seconds:
                     failed.append(f"{title}: not run, no time was left")
@@ -366,9 +376,7 @@ def _golden_part(root: Path, out: Path, device: str, ops: Sequence[str]) -> int:
         return _end(trouble, "no digests")
     first, digests = next(iter(found.items()))
     for backend, values in found.items():
-        trouble += [
-            f"{backend} differs from {first}: {key}" for key in values if values[key] != digests.get(key)
-        ]
+        trouble += [f"{backend} differs from {first}: {key}" for key in values if values[key] != digests.get(key)]
     portable = _of_operators(json.loads((folder / "portable.json").read_text())["digests"], ops)
     here = {key: value for key, value in digests.items() if goldens.is_portable(key)}
     trouble += [f"not the portable bits: {line}" for line in goldens.differences(portable, here)]

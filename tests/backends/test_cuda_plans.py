@@ -26,6 +26,8 @@ CASES = [
     for backward in (False, True)
     for contract in registry.spec(name).contracts
 ]
+COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head")
+"""They launch kernels of several operators; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py."""
 NOT_READ = {
     "backward_gamma": ("grad_residual", "gamma", "rstd"),
     "backward_residual": ("residual",),
@@ -108,7 +110,7 @@ def test_every_launch_is_within_the_limits(name: str, backward: bool, contract: 
                     assert step.shared <= device.shared_bytes - 1024, step
 
 
-@pytest.mark.parametrize(("name", "backward", "contract"), CASES)
+@pytest.mark.parametrize(("name", "backward", "contract"), [case for case in CASES if case[0] not in COMPOSED])
 def test_one_misaligned_input_is_enough(name: str, backward: bool, contract: str) -> None:
     """D1, D4: every pointer is looked at, that of a shared weight too. D3: D = 3584 is read by vectors, 3585 is not."""
     for step in by_vectors(call_of(name, backward, contract, 9, 3584)):

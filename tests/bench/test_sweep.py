@@ -119,7 +119,8 @@ def test_lines_have_every_key_and_checked_bits(name, machine, stamp, eager_compi
         names = {p.name for p in peers.of(name)} - ELSEWHERE | {peers.COPY}
         assert set(line["peers"]) == (names if "float32" not in line["dtype"] else {peers.COPY})
         assert line["copy_fraction"] == pytest.approx(line["bytes"] / line["us"] * 1e-3 / 10.0, abs=1e-4)
-        assert line["peers"][peers.COPY]["ratio"] > 0
+        copy = line["peers"][peers.COPY]
+        assert copy["us"] > 0 and copy["ratio"] == pytest.approx(copy["us"] / line["us"], abs=1e-3)
     path = tmp_path / "deep" / "x.jsonl"
     results.write(path, lines)
     assert results.read([path]) == json.loads(json.dumps(lines))

@@ -280,6 +280,8 @@ def test_sums_of_subnormal_products_as_an_h200_gave_them(operator: str, output: 
     0x124c and 0x80001e24."""
     spec = registry.spec(operator)
     sizes = spec.complete({"D": 1})
-    x, weight = (draw_input(spec, spec.forward.input(n), [0], sizes, 0, pattern="subnormal") for n in ("residual", "weight"))
+    x, weight = (
+        draw_input(spec, spec.forward.input(n), [0], sizes, 0, pattern="subnormal") for n in ("residual", "weight")
+    )
     proj = fast.project(x.flatten(1), weight)
     assert proj[0, output].view(torch.int32).item() & 0xFFFFFFFF == seen

@@ -18,7 +18,9 @@ def _enter(rank: int, world: int, store: str, backend: str, function: Callable[.
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     try:
         queue.put((rank, function(), None))
     except BaseException:

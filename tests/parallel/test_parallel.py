@@ -61,9 +61,7 @@ def test_summing_the_ranks_own_folds_is_other_bits() -> None:
     """Why the accumulator is carried: what an all-reduce would give differs."""
     made = work.subject("rmsnorm_residual", work.ROWS, None, "reference", torch.device("cpu"))
     half = work.ROWS // 2
-    parts = [
-        made.op.backward(*work.inputs(made, first, first + half), wanted=(False, True))[1] for first in (0, half)
-    ]
+    parts = [made.op.backward(*work.inputs(made, first, first + half), wanted=(False, True))[1] for first in (0, half)]
     whole = made.op.backward(*work.inputs(made, 0, work.ROWS), wanted=(False, True))[1]
     assert parts[0] is not None and parts[1] is not None and whole is not None
     assert not torch.equal(parts[0] + parts[1], whole)

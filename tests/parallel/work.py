@@ -14,7 +14,12 @@ from samebits.exact.bits import digest
 from samebits.verify.operators import OperatorSubject
 
 ROWS = 24
-SIZES = {"rmsnorm_residual": {"D": 40}, "mhc_pre": {"D": 12}, "fp32_gemm_rms": {"N": 4, "K": 48}, "hyper_head": {"D": 12}}
+SIZES = {
+    "rmsnorm_residual": {"D": 40},
+    "mhc_pre": {"D": 12},
+    "fp32_gemm_rms": {"N": 4, "K": 48},
+    "hyper_head": {"D": 12},
+}
 
 
 def device() -> torch.device:
@@ -32,7 +37,9 @@ def inputs(made: OperatorSubject, first: int, last: int) -> list[Any]:
     return [None if arg.name in beside else t for arg, t in zip(made.spec.backward.inputs, known, strict=True)]
 
 
-def expected(op: str, rows: int = ROWS, contract: str | None = None, backend: str | None = "reference", where: str = "cpu") -> dict[str, Any]:
+def expected(
+    op: str, rows: int = ROWS, contract: str | None = None, backend: str | None = "reference", where: str = "cpu"
+) -> dict[str, Any]:
     """One process with the whole batch: digests of every row gradient row by row, and of every parameter gradient."""
     made = subject(op, rows, contract, backend, torch.device(where))
     results = registry.operator(op).backward(*inputs(made, 0, rows), contract=contract, backend=backend, **made.scalars)
@@ -43,7 +50,9 @@ def expected(op: str, rows: int = ROWS, contract: str | None = None, backend: st
     return found
 
 
-def sharded(op: str, order: parallel.TokenOrder, contract: str | None = None, backend: str | None = "reference") -> dict[str, Any]:
+def sharded(
+    op: str, order: parallel.TokenOrder, contract: str | None = None, backend: str | None = "reference"
+) -> dict[str, Any]:
     """This rank's part: row digests by token, parameter digests."""
     made = subject(op, order.rows, contract, backend, device())
     mine = order.of(dist.get_rank())
@@ -140,7 +149,7 @@ def boundary(rows: range, chain: Callable[[list[torch.Tensor]], Any], where: tor
     layer = layer.to(where)
     streams, upstream = (drawn(ROWS, 4, 16).bfloat16()[rows.start : rows.stop].to(where) for _ in range(2))
     streams.requires_grad_()
-    with chain([p for p in layer.parameters()]) as opened:
+    with chain(list(layer.parameters())) as opened:
         given, link = layer.open(streams)
         link.close(given * 0.5).backward(upstream)
     opened.finish()

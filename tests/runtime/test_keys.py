@@ -76,7 +76,7 @@ def test_no_two_calls_share_a_decision(name: str) -> None:
 
     for contract in spec.contracts:
         for width, rows in itertools.product((16, 24) if spec.size_limits else (16,), (2, 3)):
-            sizes = dict(spec.fixed_sizes) | {axis: width for axis, _, _ in spec.size_limits}
+            sizes = spec.complete({axis: width for axis, _, _ in spec.size_limits})
             inputs = spec.backward.inputs
             tensors = [draw(spec, a, range(rows), sizes, 0) if a.axes else torch.ones(rows) for a in inputs]
             label = f"{contract.name} {width} {rows}"
@@ -96,7 +96,7 @@ def test_no_two_calls_share_a_decision(name: str) -> None:
                 if arg.axes and arg.rows:
                     wide = torch.cat([one, one], dim=-1)[..., : one.shape[-1]]
                     decide(f"{label} pitch {arg.name}", changed(tensors, index, wide), contract.name)
-                for dtype in arg.dtypes[1:]:
+                for dtype in contract.accepted(arg)[1:]:
                     other = one.to(getattr(torch, dtype))
                     decide(f"{label} {arg.name} {dtype}", changed(tensors, index, other), contract.name)
     assert len(set(decided.values())) == len(decided)

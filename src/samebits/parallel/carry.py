@@ -15,7 +15,9 @@ Fold = Callable[[Chunk, Sequence[Tensor] | None], Sequence[Tensor]]
 """(chunk, accumulators or None) to the accumulators after the chunk."""
 
 
-def carry(order: TokenOrder, fold: Fold, like: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
+def carry(
+    order: TokenOrder, fold: Fold, like: Sequence[Tensor], group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
     """Continue one fold through all chunks in the order of the tokens; every rank gets the end of it.
 
     Args:

@@ -82,7 +82,9 @@ def token_sharded_backward(
 
 def _rows(spec: OpSpec, tensors: Sequence[Tensor | None]) -> int:
     arg, tensor = next(
-        (a, t) for a, t in zip(spec.backward.inputs, tensors, strict=True) if a.rows and not a.optional and t is not None
+        (a, t)
+        for a, t in zip(spec.backward.inputs, tensors, strict=True)
+        if a.rows and not a.optional and t is not None
     )
     return tensor.shape[: tensor.dim() - len(arg.axes)].numel()
 

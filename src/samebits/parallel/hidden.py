@@ -13,7 +13,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group, ctx.width = group, local.shape[-1]
-        parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+        parts = [
+            torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
+        ]
         dist.all_gather(parts, local.contiguous(), group=group)
         return torch.cat(parts, -1)
 

@@ -31,16 +31,16 @@ def require(op: str, placement: Placement) -> None:
     """
     spec = registry.spec(op)
     folds = any(not result.rows for result in spec.backward.results)
-    over_columns = sorted(
-        {r.over for c in spec.contracts for r in c.reductions} & {"D", "K"}
-    )
+    over_columns = sorted({r.over for c in spec.contracts for r in c.reductions} & {"D", "K"})
     if placement.hidden == "sharded" and over_columns:
         raise UnsupportedError(
             f"{op} sums over {' and '.join(over_columns)}: partial sums of hidden shards are other bits; gather the columns "
             "first (samebits.parallel.gather_hidden)"
         )
     if placement.controller == "sharded" and any(arg.name == "weight" for arg in spec.forward.inputs):
-        raise UnsupportedError(f"{op}: a sharded controller sums partial projections, which is other bits; replicate it")
+        raise UnsupportedError(
+            f"{op}: a sharded controller sums partial projections, which is other bits; replicate it"
+        )
     if not folds or placement.tokens == "replicated":
         if folds and placement.parameter_gradients == "summed":
             raise UnsupportedError(

@@ -24,6 +24,10 @@ def _contract(name: str, summary: str) -> Contract:
             Reduction("r", "K", f"as r of fp32_gemm_rms, contract {name}"),
             Reduction("grad_residual", "N", f"as grad_x of fp32_gemm_rms, contract {name}"),
             *(Reduction(f"grad_{leaf}", "D", f"grad_pre, on which it depends: {over_d}") for leaf in _LEAVES),
+            *(
+                Reduction(f"grad_{leaf}", "K", "proj and r, on which it depends: as the forward gave them")
+                for leaf in _LEAVES
+            ),
             Reduction("grad_weight", "T", f"as grad_weight of fp32_gemm_rms, contract {name}"),
             Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),
             Reduction("grad_bias", "T", _TOKENS.format("bias")),

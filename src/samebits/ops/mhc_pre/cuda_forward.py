@@ -123,11 +123,11 @@ def _ends(call: Call) -> list[tuple[Launch | None, Launch]]:
 
 def _collapse(call: Call, lanes: int, form: dict[str, int]) -> Launch:
     """``form`` is what the kernel must know to do a token's controller too; empty where weights.cu has done it."""
-    aligned = all(call.layout(name).aligned for name in ("residual", "gamma") if call.has(name))
+    norm = int(call.has("gamma") and _fast(call))
+    aligned = call.layout("residual").aligned and not (norm and not call.layout("gamma").aligned)
     vec = 8 if call.size("D") % 8 == 0 and aligned else 1
     vectors = -(-call.size("D") // 8)
     hold = next((h for h in _HOLDS[lanes] if h * lanes >= vectors), 0) if vec == 8 else 0
-    norm = int(call.has("gamma") and _fast(call))
     choices = {"VEC": vec, "LANES": lanes, "HOLD": hold, "NORM": norm, "FUSED": int(bool(form)), **form}
     return Launch(_kernel("collapse", choices), call.rows, lanes + (_WARP if form else 0))
 

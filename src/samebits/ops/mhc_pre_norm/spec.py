@@ -3,6 +3,7 @@
 from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
+_LEAVES = ("residual", "weight", "gain", "bias")
 _ROUNDING = (
     "hidden: FP32 to BF16, round to nearest even, once; the norm reads the rounded value",
     "normalized: FP32 to BF16, once, after the product with gamma",
@@ -30,7 +31,11 @@ def _contract(name: str, summary: str, source: str) -> Contract:
                 Reduction(
                     f"grad_{leaf}", "D", f"as in rmsnorm_residual, contract {norm}, then as in mhc_pre, contract {name}"
                 )
-                for leaf in ("residual", "weight", "gain", "bias")
+                for leaf in _LEAVES
+            ),
+            *(
+                Reduction(f"grad_{leaf}", "K", "proj and r, on which it depends: as the forward gave them")
+                for leaf in _LEAVES
             ),
             Reduction("grad_weight", "T", f"as in mhc_pre, contract {name}"),
             Reduction("grad_gain", "T", _TOKENS.format("gain") + ", each product rounded first"),

@@ -93,23 +93,37 @@ class Base:
     """Free axes that keep one size in every test."""
 
     standing: ClassVar[tuple[str, ...]] = ()
-    """Where contracts come in pairs that differ in one formula: those that stand for all in tests that are not about bits."""
+    """Where contracts come in pairs that differ in one formula: those that stand for all in tests that are not about bits, and
+    on a CPU, where the reference meets itself."""
+    cpu_patterns: ClassVar[Sequence[str]] = PATTERNS
+    """Patterns of values on a CPU; where a reference is slow, those that can make a row depend on another."""
 
     # --- parametrisation ------------------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        both = {"target", "contract"} <= set(metafunc.fixturenames)
-        if both:
-            metafunc.parametrize(("target", "contract"), list(self._kept_pairs(metafunc)))
+        together: tuple[str, ...] = ()
+        if {"target", "contract", "pattern"} <= set(metafunc.fixturenames):
+            together = ("target", "contract", "pattern")
+            metafunc.parametrize(together, list(self._kept_patterns(metafunc)))
+        elif {"target", "contract"} <= set(metafunc.fixturenames):
+            together = ("target", "contract")
+            metafunc.parametrize(together, list(self._kept_pairs(metafunc)))
         for name in ("target", "contract", "pattern", "layout", "arg", "backward", "subset", "lead", "many"):
-            if name in metafunc.fixturenames and not (both and name in ("target", "contract")):
+            if name in metafunc.fixturenames and name not in together:
                 metafunc.parametrize(name, list(getattr(self, f"_{name}_values")(metafunc)))
+
+    def _kept_patterns(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
+        for pair in self._kept_pairs(metafunc):
+            on_cpu = pair.values[0].device == "cpu"
+            for pattern in self.cpu_patterns if on_cpu else self._pattern_values(metafunc):
+                yield pytest.param(*pair.values, pattern, id=f"{pair.id}-{pattern}", marks=pair.marks)
 
     def _kept_pairs(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
         """Every target with every contract whose bits its backend gives."""
         for target in self._target_values(metafunc):
             for contract in self._contract_values(metafunc):
-                if self.spec.keeps(target.values[0].backend, contract):
+                stands = not self.standing or contract in self.standing or target.values[0].device != "cpu"
+                if stands and self.spec.keeps(target.values[0].backend, contract):
                     yield pytest.param(target.values[0], contract, id=f"{target.id}-{contract}", marks=target.marks)
 
     @property

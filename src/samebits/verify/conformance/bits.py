@@ -58,6 +58,7 @@ class Bits(Base):
     odd_widths: ClassVar[tuple[Sequence[int], Sequence[int]]] = (ODD_WIDTHS, (1, 17, 136))
     wide_patterns: ClassVar[tuple[Sequence[str], Sequence[str]]] = (PATTERNS, ("normal",))
     wide_widths: ClassVar[Sequence[int]] = WIDE_WIDTHS
+    accuracy_widths: ClassVar[tuple[Sequence[int], Sequence[int]]] = ((1, 17, 136, 1000), (1, 17, 136, 1000))
     very_wide_widths: ClassVar[tuple[Sequence[int], Sequence[int]]] = (
         (*UNTUNED_WIDTHS, *VERY_WIDE_WIDTHS),
         (*UNTUNED_WIDTHS, VERY_WIDE_WIDTHS[0]),
@@ -129,7 +130,8 @@ class Bits(Base):
 
     def test_accuracy(self, target: Target, contract: str) -> None:
         # H16, E4, E13, E17: an independent FP64 golden, random weights, awkward rows.
-        for width, pattern in itertools.product(self.widths(1, 17, self.width, 1000), FINITE_PATTERNS):
+        widths = self.accuracy_widths[target.device == "cpu"]
+        for width, pattern in itertools.product(self.widths(*widths), FINITE_PATTERNS):
             subject = self.subject(target, contract, width, pattern)
             batch = subject.batch(range(subject.rows))
             for gradient in (False, True):

@@ -54,8 +54,8 @@ class Machinery(Base):
 
     def test_opcheck(self, target: Target, backward: bool) -> None:
         # G1: schema, fake kernel, autograd registration; also with a transposed input.
+        subject = self.subject(target, width=24)  # registers the operator, whose api nothing may have touched yet
         op = getattr(torch.ops.samebits, f"{self.op}_backward" if backward else self.op).default
-        subject = self.subject(target, width=24)
         for lay in (None, LAYOUTS["rows_innermost"]):
             tensors = self.inputs(subject, subject.batch(range(4)), backward)
             views = [t if lay is None else (lay(t) if lay(t) is not None else t) for t in tensors]
