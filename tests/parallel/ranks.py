@@ -40,7 +40,7 @@ def on_ranks(world: int, function: Callable[..., Any], backend: str = "gloo") ->
         ]
         for member in members:
             member.start()
-        found = dict((rank, (value, error)) for rank, value, error in (queue.get(timeout=300) for _ in members))
+        found = {rank: (value, error) for rank, value, error in (queue.get(timeout=300) for _ in members)}
         for member in members:
             member.join(timeout=60)
     for rank in range(world):

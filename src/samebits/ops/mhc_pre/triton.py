@@ -164,7 +164,7 @@ def _backward(
         projected["grad_x"] = scratch(call.rows, 4 * call.size("D"))
     if projected:
         grad_proj, grad_r, _ = reference.backward_controller(grad_logits, proj, r, inputs["gain"])
-        given = {name: inputs[name] for name in ("weight", "r", "q", "start_weight") if name in inputs}
+        given: dict[str, Tensor] = {n: inputs[n] for n in ("weight", "r", "q", "start_weight") if n in inputs}
         given |= {"grad_proj": grad_proj, "grad_r": grad_r, "x": _flat(residual)}
         plan.do("projection", given, projected, scalars)
     if grad_residual is not None:
