@@ -156,9 +156,9 @@ def plan(root: Path, out: Path, ops: tuple[str, ...] = ()) -> list[list[Job]]:
         line = (sys.executable, "-m", "samebits.cli", "bench", name, "--quick", "--out", str(results / f"{name}.jsonl"))
         groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
     if not ops:
-        line = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
+        boundary = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
         groups.append(
-            [Job("bench", "bench deepseek_v4", (*line, "--out", str(results / "deepseek_v4.jsonl")), 60, 130)]
+            [Job("bench", "bench deepseek_v4", (*boundary, "--out", str(results / "deepseek_v4.jsonl")), 60, 130)]
         )
     groups.append([_sanitizer(tool, out, chosen) for tool in SANITIZERS])
     for name in ops or registry.names():
