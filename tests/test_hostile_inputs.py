@@ -49,3 +49,11 @@ def test_what_is_claimed_exists_and_says_so(kind: str) -> None:
         text = functions(path).get(test)
         assert text is not None, f"{kind}: {file} has no {test}"
         assert absent or re.search(rf"\b{kind}\b", text), f"{kind} is not named in {file}::{test}"
+
+
+def test_every_test_named_on_the_page_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAGE)
+    assert len(named) > 100
+    for file, test in named:
+        path = ROOT / "src" / "samebits" / "verify" / file if file.startswith("conformance/") else TESTS / file
+        assert test in functions(path), f"{file} has no {test}"
