@@ -17,7 +17,8 @@ OPERATORS = registry.names()
 
 
 def tensors(name: str, direction: Pass) -> list[Tensor]:
-    sizes = dict(registry.spec(name).fixed_sizes)
+    spec = registry.spec(name)
+    sizes = spec.complete({axis: 8 for axis, _, _ in spec.size_limits})
     made = []
     for arg in direction.inputs:
         shape = ([3] if arg.rows else []) + [sizes.get(axis, 8) for axis in arg.axes]

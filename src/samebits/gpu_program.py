@@ -154,7 +154,7 @@ def plan(root: Path, out: Path, ops: tuple[str, ...] = ()) -> list[list[Job]]:
     ]
     for name in ops or registry.names():
         line = (sys.executable, "-m", "samebits.cli", "bench", name, "--quick", "--out", str(results / f"{name}.jsonl"))
-        groups.append([Job("bench", f"bench {name}", line, least=60, most=130)])
+        groups.append([Job("bench", f"bench {name}", line, least=20, most=130)])
     if not ops:
         boundary = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
         groups.append(

@@ -43,7 +43,8 @@ def test_labels_are_unique_and_contracts_known(operator: str) -> None:
 def test_rsqrt_appears_where_a_forward_pass_needs_it_and_nowhere_else() -> None:
     for operator in OPERATORS:
         for build in builds(operator):
-            needed = build.kernel.name.startswith(("_rstd_ascending", "_forward_tree512"))
+            dsv4 = build.kernel.name.startswith("_forward") and "DSV4=1" in build.kernel.name
+            needed = dsv4 or build.kernel.name.startswith(("_rstd_ascending", "_forward_tree512"))
             assert (opcodes(build.kernel, 90)["rsqrt.approx.f32"] > 0) == needed, build.label
 
 
@@ -58,8 +59,8 @@ def test_the_absent_leg_is_added_as_a_zero() -> None:
 def test_aligned_rows_are_read_sixteen_bytes_at_a_time() -> None:
     for operator in OPERATORS:
         for build in builds(operator):
-            if not dict(build.kernel.constexprs)["ALIGNED"]:
-                continue
+            if not dict(build.kernel.constexprs)["ALIGNED"] or "ROWS=1," in build.kernel.name:
+                continue  # a lone row is shared out over the lanes of a warp, so a lane has less than sixteen bytes of it
             found = opcodes(build.kernel, 90)
             assert not found["ld.global.b16"] and not found["st.global.b16"], build.label
 

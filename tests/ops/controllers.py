@@ -11,14 +11,14 @@ from torch import Tensor
 
 from samebits import registry
 from samebits.exact.compare import first_difference
-from samebits.verify.conformance import Conformance
+from samebits.verify import conformance
 from samebits.verify.operators import draw
 
 CONTRACTS = ("ascending", "ascending-dsv4", "fast", "fast-dsv4")
 Tensors = dict[str, Tensor]
 
 
-class ControllerConformance(Conformance):
+class Conformance(conformance.Conformance):
     """Fewer sizes than usual: a reference takes a call for each of 4 D additions, or a model of the tensor core."""
 
     width = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ops import controllers
-from ops.controllers import CONTRACTS, assert_same, backward, drawn, forward
+from ops.controllers import CONTRACTS, Conformance, assert_same, backward, drawn, forward
 
 import samebits
 from samebits import registry
@@ -13,8 +13,8 @@ from samebits import registry
 OP = "hyper_head"
 
 
-class TestHyperHead(controllers.ControllerConformance):
-    op = OP
+class TestHyperHead(Conformance):
+    op = "hyper_head"
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ops import controllers
-from ops.controllers import CONTRACTS, assert_same, backward, drawn, forward
+from ops.controllers import CONTRACTS, Conformance, assert_same, backward, drawn, forward
 
 import samebits
 from samebits import registry
@@ -14,8 +14,8 @@ from samebits.exact.bits import digest
 OP = "mhc_pre"
 
 
-class TestMhcPre(controllers.ControllerConformance):
-    op = OP
+class TestMhcPre(Conformance):
+    op = "mhc_pre"
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

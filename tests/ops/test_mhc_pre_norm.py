@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 from ops import controllers
-from ops.controllers import CONTRACTS, assert_same, backward, drawn, forward
+from ops.controllers import CONTRACTS, Conformance, assert_same, backward, drawn, forward
 from torch import Tensor
 
 import samebits
@@ -16,8 +16,8 @@ from samebits.exact.bits import digest
 OP = "mhc_pre_norm"
 
 
-class TestMhcPreNorm(controllers.ControllerConformance):
-    op = OP
+class TestMhcPreNorm(Conformance):
+    op = "mhc_pre_norm"
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
