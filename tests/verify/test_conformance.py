@@ -1,9 +1,9 @@
 """Can the conformance tests fail? Each fault of a kernel is planted as a backend of its own and must be noticed."""
 
-import re
 import dataclasses
 import importlib
 import itertools
+import re
 from pathlib import Path
 
 import pytest
