@@ -59,8 +59,8 @@ def test_the_absent_leg_is_added_as_a_zero() -> None:
 def test_aligned_rows_are_read_sixteen_bytes_at_a_time() -> None:
     for operator in OPERATORS:
         for build in builds(operator):
-            if not dict(build.kernel.constexprs)["ALIGNED"] or "ROWS=1," in build.kernel.name:
-                continue  # a lone row is shared out over the lanes of a warp, so a lane has less than sixteen bytes of it
+            if not dict(build.kernel.constexprs)["ALIGNED"] or operator == "fp32_gemm_rms":
+                continue  # there a row is shared out over many chains, so a lane has less than sixteen bytes of it
             found = opcodes(build.kernel, 90)
             assert not found["ld.global.b16"] and not found["st.global.b16"], build.label
 
