@@ -59,7 +59,7 @@ def test_the_absent_leg_is_added_as_a_zero() -> None:
 def test_aligned_rows_are_read_sixteen_bytes_at_a_time() -> None:
     for operator in OPERATORS:
         for build in builds(operator):
-            if not dict(build.kernel.constexprs)["ALIGNED"] or operator == "fp32_gemm_rms":
+            if not dict(build.kernel.constexprs)["ALIGNED"] or "OUTPUTS" in dict(build.kernel.constexprs):
                 continue  # there a row is shared out over many chains, so a lane has less than sixteen bytes of it
             found = opcodes(build.kernel, 90)
             assert not found["ld.global.b16"] and not found["st.global.b16"], build.label
