@@ -9,6 +9,7 @@ from ops.controllers import CONTRACTS, Conformance, assert_same, backward, drawn
 
 import samebits
 from samebits import registry
+from samebits.ops.hyper_head import reference
 
 OP = "hyper_head"
 
@@ -77,3 +78,11 @@ def test_saturated_gates() -> None:
     found = forward(OP, given, "ascending")
     assert found["pre"][0].tolist() == pytest.approx([1.000001, 1e-6, 1e-6, 1e-6], rel=1e-7)
     assert (found["hidden"] == 1).all()
+
+
+def test_a_gate_is_that_of_its_token_alone() -> None:
+    """A library's sigmoid may take other code for the last elements of a dense tensor, which another batch ends elsewhere."""
+    logits = 4 * torch.randn(1027, 4, generator=torch.Generator().manual_seed(0))
+    together = reference.gate(logits)
+    alone = torch.cat([reference.gate(row[None].clone()) for row in logits])
+    assert_same(together, alone, "gates")

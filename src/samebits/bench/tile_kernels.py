@@ -59,10 +59,3 @@ def post(residual: Tensor, sublayer: Tensor, comb: Tensor, weights: Tensor) -> t
     """The streams after a sublayer."""
     streams: Tensor = _functions().mhc_post(sublayer[None], residual[None], weights[None, ..., None], comb[None])
     return (streams[0],)
-
-
-def split(logits: Tensor) -> tuple[Tensor]:
-    """Its Sinkhorn normalisation of comb alone: the rest of the split is part of its fused kernels."""
-    functions = _functions()
-    comb: Tensor = functions.sinkhorn_normalize(logits[:, 8:].view(1, -1, 4, 4), repeat=ITERATIONS, eps=1e-6)
-    return (comb[0],)

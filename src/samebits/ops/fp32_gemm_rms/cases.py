@@ -25,6 +25,9 @@ CASES = (
     Case("t1_n4_520_tiny", 1, _sizes(4, 520), pattern="tiny"),
 )
 
+FLUSHING_SHOWS = ("q", "grad_weight")
+"""Results that tell when a machine flushes subnormals; in the others eps, long sums or chains in FP64 swallow it."""
+
 PORTABLE = ("q", "grad_x")
 """Sums of squares, their mean or root, and grad_x are IEEE operations in a fixed order under every contract. ``rsqrt`` is the
 device's own, and proj and grad_weight are a tensor core's under two contracts."""

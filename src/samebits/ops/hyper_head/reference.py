@@ -27,7 +27,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def gate(logits: Tensor) -> Tensor:
     """sigmoid(logits) + eps."""
-    value = torch.sigmoid(logits)
+    value = sigmoid(logits)
     return value + torch.full_like(value, EPS)
 
 
