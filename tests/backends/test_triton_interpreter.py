@@ -135,9 +135,10 @@ def compare_rmsnorm_residual() -> int:
                     assert same_bits(results["residual"], x.contiguous())
                     compared += 1
                 for grad_residual in (None, leg):
-                    tensors = [upstream, grad_residual, x, gamma, rstd]
+                    start = None if grad_residual is None else torch.randn(width)
+                    tensors = [upstream, grad_residual, x, gamma, rstd, start]
                     grad_x = reference.backward_x(upstream, grad_residual, x, gamma, rstd, contract)
-                    grad_gamma = reference.backward_gamma(upstream, x, rstd)
+                    grad_gamma = reference.backward_gamma(upstream, x, rstd, start)
                     options = {"contract": contract, "wanted": gradients}
                     for results in run_all("rmsnorm_residual", True, tensors, **options):
                         assert same_bits(results["grad_x"], grad_x), (rows, width, contract)
@@ -145,10 +146,47 @@ def compare_rmsnorm_residual() -> int:
                             assert same_bits(results["grad_gamma"], grad_gamma), (rows, width)
                         compared += 1
     tall = torch.randn(150, 3).bfloat16(), torch.randn(150, 3).bfloat16(), torch.rand(150)
-    tensors = [tall[0], None, tall[1], torch.ones(3), tall[2]]
+    tensors = [tall[0], None, tall[1], torch.ones(3), tall[2], None]
     for results in run_all("rmsnorm_residual", True, tensors, wanted=(False, True)):
         assert same_bits(results["grad_gamma"], reference.backward_gamma(*tall))
         compared += 1
+    return compared
+
+
+def compare_mhc_post() -> int:
+    from samebits.exact import fold
+    from samebits.ops.mhc_post import reference
+    from samebits.ops.mhc_post import triton as backend
+
+    backend.product = lambda a, b: a * b
+    compared = 0
+    for rows, width in ((1, 1), (5, 5), (1, 300), (1, 520)):  # the second round of the 128 lanes starts at 512
+        for residual, sublayer, comb, post, upstream in zip(
+            views((rows, 4, width), torch.bfloat16),
+            views((rows, width), torch.bfloat16),
+            views((rows, 4, 4), torch.float32),
+            views((rows, 4), torch.float32),
+            views((rows, 4, width), torch.float32),
+            strict=True,
+        ):
+            mixed = fold.tree4(comb[..., None] * residual.float()[:, :, None, :], 1)
+            expected = truncated(mixed + post[..., None] * sublayer.float()[:, None, :])
+            for results in run_all("mhc_post", False, [residual, sublayer, comb, post]):
+                assert same_bits(results["streams"], expected), (rows, width)
+                compared += 1
+            for contract in ("ascending", "fast") if width < 512 else ("fast",):
+                gradients = {
+                    "grad_residual": reference.backward_residual(upstream, comb),
+                    "grad_sublayer": reference.backward_sublayer(upstream, post),
+                    "grad_comb": reference.backward_comb(upstream, residual, contract),
+                    "grad_post": reference.backward_post(upstream, sublayer, contract),
+                }
+                for wanted in ((True,) * 4, (False, True, True, False), (True, False, False, True)):
+                    tensors = [upstream, residual, sublayer, comb, post]
+                    for results in run_all("mhc_post", True, tensors, contract=contract, wanted=wanted):
+                        for name, value in results.items():
+                            assert same_bits(value, gradients[name]), (rows, width, contract, name)
+                        compared += 1
     return compared
 
 
