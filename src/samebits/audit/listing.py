@@ -54,9 +54,16 @@ Owned = dict[tuple[str, str], dict[object, tuple[Build, Served]]]
 
 @functools.cache
 def everything() -> tuple[Job | Unlisted, ...]:
-    """Every kernel of every operator. Asking all planners takes seconds, so this happens once per process."""
-    from samebits import registry
+    """Every kernel of every operator. Asking all planners takes seconds, so this happens once per process.
 
+    ValueError, which says what to install: a compiler is missing.
+    """
+    from samebits import registry
+    from samebits.runtime import device
+
+    for compiler in ("cuda", "triton"):
+        if why := device.missing(compiler):
+            raise ValueError(why)
     owned: Owned = {}
     failed: list[Unlisted] = []
     for lister in registry.names():
