@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from samebits.checks import DTYPES, dtype_name
+from samebits.checks import dtype_name
 
 if TYPE_CHECKING:
     from samebits.operator import Operator
@@ -42,6 +42,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     forward_inputs = [arg.name for arg in spec.forward.inputs]
     forward_results = [result.name for result in spec.forward.results]
     saved = [arg.name for arg in spec.backward.inputs if arg.name in (*forward_inputs, *forward_results)]
+    gradient_of = [result.name.removeprefix("grad_") for result in spec.backward.results]
     leaves = [r.name.removeprefix("grad_") for r in spec.backward.results if r.dtype == "grad"]
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
@@ -51,7 +52,8 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         ctx.save_for_backward(*(known[name] for name in saved))
         ctx.rest = args[len(forward_inputs) :]
         ctx.grad_dtype = dtype_name(known[leaves[0]].dtype) if leaves else "float32"
-        ctx.shapes = {name: result.shape for name, result in zip(forward_results, results, strict=True)}
+        ctx.results = {name: (r.shape, r.dtype) for name, r in zip(forward_results, results, strict=True)}
+        ctx.dtypes = {name: known[name].dtype for name in forward_inputs if known[name] is not None}
         ctx.set_materialize_grads(False)
         hidden = [result for result, declared in zip(results, spec.forward.results, strict=True) if declared.hidden]
         if hidden:
@@ -69,17 +71,20 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
             if tensor is None and not arg.optional:
                 declared = spec.forward.result(arg.name.removeprefix("grad_"))
                 like = next(t for t in known.values() if t is not None)
-                tensor = like.new_zeros(ctx.shapes[declared.name], dtype=DTYPES[declared.dtype])
+                shape, dtype = ctx.results[declared.name]
+                tensor = like.new_zeros(shape, dtype=dtype)
             tensors.append(tensor)
         needed = dict(zip(forward_inputs, ctx.needs_input_grad, strict=False))
-        mask = [needed[result.name.removeprefix("grad_")] for result in spec.backward.results]
+        mask = [needed[leaf] for leaf in gradient_of]
         with torch._C._AutoDispatchBelowAutograd():
             results = as_tuple(op._backward_op(*tensors, *ctx.rest, ctx.grad_dtype, mask))
-        by_name = {
-            result.name.removeprefix("grad_"): value
-            for result, value, want in zip(spec.backward.results, results, mask, strict=True)
+        # A gradient that the contract keeps in FP32 is rounded here, once, where its leaf is narrower.
+        by_name: dict[str, Tensor | None] = {
+            leaf: value.to(ctx.dtypes[leaf])
+            for leaf, value, want in zip(gradient_of, results, mask, strict=True)
             if want
         }
+        by_name |= {name: grads[f"grad_{result}"] for name, result in spec.through if needed[name]}
         return (*(by_name.get(name) for name in forward_inputs), *([None] * len(ctx.rest)))
 
     return type(

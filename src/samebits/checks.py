@@ -13,7 +13,13 @@ from torch import Tensor
 from samebits.contract import OpSpec, Result, TensorArg
 from samebits.dispatch import Layout
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -21,8 +27,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-GRADIENT_DTYPES = ("float32", "bfloat16")
-"""What a row gradient may be asked for in; the contracts round nowhere else."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -69,6 +73,7 @@ def check(spec: OpSpec, request: Request) -> Shapes:
     limits = {axis: (least, most) for axis, least, most in spec.size_limits}
     sizes: dict[str, int] = {}
     owner: dict[str, str] = {}
+    dtypes: dict[str, torch.dtype] = {}
     lead: tuple[int, ...] | None = None
     lead_owner = ""
     device: torch.device | None = None
@@ -83,6 +88,11 @@ def check(spec: OpSpec, request: Request) -> Shapes:
             raise TypeError(
                 f"{title}: {arg.name} has dtype {tensor.dtype}, expected {accepted}{where}; cast it explicitly"
             )
+        if arg.like and tensor.dtype != dtypes.setdefault(arg.like, tensor.dtype):
+            raise TypeError(
+                f"{title}: {arg.name} has dtype {tensor.dtype}, but {arg.like} has {dtypes[arg.like]}; they must agree"
+            )
+        dtypes[arg.name] = tensor.dtype
         if tensor.layout != torch.strided:
             raise ValueError(f"{title}: {arg.name} has layout {tensor.layout}, expected a strided (dense) tensor")
         form = f"({', '.join((['...'] if arg.rows else []) + [_axis(spec, axis) for axis in arg.axes])})"
@@ -127,9 +137,13 @@ def check(spec: OpSpec, request: Request) -> Shapes:
         if not scalar.minimum <= value <= FLOAT32_MAX:
             accepted = f"must be finite in FP32 and at least {scalar.minimum:g}"
             raise ValueError(f"{title}: {scalar.name} = {value} {accepted}, {scalar.why}")
-    if request.grad_dtype not in GRADIENT_DTYPES:
-        accepted = " or ".join(f"torch.{name}" for name in GRADIENT_DTYPES)
+    if request.grad_dtype not in spec.gradient_dtypes:
+        accepted = " or ".join(f"torch.{name}" for name in spec.gradient_dtypes)
         raise TypeError(f"{title}: grad_dtype must be {accepted}, not {request.grad_dtype}")
+    possible = spec.gradient_dtypes_of({name: dtype_name(dtype) for name, dtype in dtypes.items()})
+    if request.backward and request.grad_dtype not in possible:
+        accepted = " or ".join(f"torch.{name}" for name in possible)
+        raise TypeError(f"{title}: grad_dtype must be {accepted} for these inputs, not torch.{request.grad_dtype}")
     assert lead is not None
     return Shapes(lead, spec.complete(sizes))
 

@@ -35,11 +35,24 @@ class TensorArg:
     sample: str = "normal"
     """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal), ``positive`` (0.0625 .. 1.0625) or ``small``
     (normal / 64)."""
+    like: str = ""
+    """An input that stands before this one, whose dtype it must have."""
+    below: str = ""
+    """Makes it an index: integers from 0 up to the size of this axis, which every backend checks before it reads by them."""
+    derived: bool = False
+    """Follows from other inputs, as ``derive`` in ``ops/<op>/cases.py`` says, and is passed to save that work. Optional."""
+
+    @property
+    def integer(self) -> bool:
+        return self.dtypes[0].startswith("int")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One tensor output of a pass, always contiguous. ``dtype="grad"`` follows the pass's ``grad_dtype`` argument."""
+    """One tensor output of a pass, always contiguous.
+
+    ``dtype="grad"`` follows the pass's ``grad_dtype`` argument; the name of an input of the pass stands for its dtype.
+    """
 
     name: str
     axes: tuple[str, ...]
@@ -74,6 +87,13 @@ class Pass:
 
     def result(self, name: str) -> Result:
         return next(result for result in self.results if result.name == name)
+
+    def kin(self, name: str) -> tuple[str, ...]:
+        """The inputs that must have the dtype of this one, itself among them."""
+        roots: dict[str, str] = {}
+        for arg in self.inputs:
+            roots[arg.name] = roots.get(arg.like, arg.name)
+        return tuple(other for other, root in roots.items() if root == roots[name])
 
 
 @dataclass(frozen=True)
@@ -114,10 +134,11 @@ class Contract:
     dtypes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Inputs for which this contract accepts fewer dtypes than the declaration of the input lists."""
     chain_rows: int = 1
-    """A fold over the rows may be cut, and continued from its ``start_<p>``, after every multiple of this many rows."""
+    """A fold over the rows may be cut, and continued from its ``start_<p>``, after every multiple of this many rows; 0: nowhere."""
 
     def accepted(self, arg: TensorArg) -> tuple[str, ...]:
-        return dict(self.dtypes).get(arg.name, arg.dtypes)
+        narrowed = dict(self.dtypes)
+        return narrowed.get(arg.name, narrowed.get(arg.like, arg.dtypes))
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,9 @@ class OpSpec:
     """Axes whose size is the product of others, e.g. ``("K", ("H", "D"))``."""
     tuned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(axis, sizes) the kernels were tuned for; every other accepted size runs the same code."""
+    through: tuple[tuple[str, str], ...] = ()
+    """(input, result) where the gradient of the input is the upstream gradient of the result itself, neither computed nor
+    copied: the residual of an addition. It is no result of the backward."""
     edges: tuple[str, ...] = field(default=())
     """Documented behaviour at the edges: zero rows, NaN, overflow."""
 
@@ -172,6 +196,25 @@ class OpSpec:
 
     def direction(self, backward: bool) -> Pass:
         return self.backward if backward else self.forward
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The inputs that have a gradient, in their order."""
+        known = {r.name.removeprefix("grad_") for r in self.backward.results} | {name for name, _ in self.through}
+        return tuple(arg.name for arg in self.forward.inputs if arg.name in known)
+
+    def gradient_dtypes_of(self, dtypes: Mapping[str, str]) -> tuple[str, ...]:
+        """What ``grad_dtype`` may be, given the dtypes of the inputs: of several narrow ones only the leaf's own."""
+        leaves = [r.name.removeprefix("grad_") for r in self.backward.results if r.dtype == "grad"]
+        own = {dtypes[leaf] for leaf in leaves if leaf in dtypes and "float16" in self.forward.input(leaf).dtypes}
+        return tuple(d for d in self.gradient_dtypes if d == "float32" or not own or d in own)
+
+    @property
+    def gradient_dtypes(self) -> tuple[str, ...]:
+        """What ``grad_dtype`` may be: FP32, and the narrower dtypes that a leaf of such a gradient may have."""
+        leaves = [r.name.removeprefix("grad_") for r in self.backward.results if r.dtype == "grad"]
+        accepted = {dtype for leaf in leaves for dtype in self.forward.input(leaf).dtypes}
+        return ("float32", *(dtype for dtype in ("bfloat16", "float16") if dtype in (accepted if leaves else {"bfloat16"})))
 
     def keeps(self, backend: str, contract: str) -> bool:
         """Whether a backend is declared to give the bits of a contract."""
@@ -216,6 +259,21 @@ def validate(spec: OpSpec) -> None:
     for direction in (spec.forward, spec.backward):
         for axes in [a.axes for a in direction.inputs] + [r.axes for r in direction.results]:
             need(set(axes) <= known_axes, f"axes {axes} are neither fixed nor limited")
+        seen: list[TensorArg] = []
+        for arg in direction.inputs:
+            if arg.like:
+                other = next((a for a in seen if a.name == arg.like), None)
+                need(other is not None, f"{arg.name!r} has the dtype of {arg.like!r}, which must stand before it")
+                need(
+                    other is None or arg.dtypes == other.dtypes,
+                    f"{arg.name!r} and {arg.like!r} must list the same dtypes",
+                )
+            need(not arg.below or (arg.integer and arg.below in known_axes), f"{arg.name!r} is no index below an axis")
+            need(not arg.derived or arg.optional, f"{arg.name!r} is derived, so it must be optional")
+            seen.append(arg)
+        for result in direction.results:
+            known = result.dtype in ("grad", "float32", "bfloat16", "float16") or result.dtype in {a.name for a in seen}
+            need(known, f"{result.name!r} has dtype {result.dtype!r}, which is neither a dtype nor an input")
         need(any(a.rows and not a.optional for a in direction.inputs), "a pass needs a row input that is always given")
     for arg in spec.beside():
         need(arg.optional, f"backward input {arg.name!r} comes from nowhere, so it must be optional")
@@ -226,6 +284,14 @@ def validate(spec: OpSpec) -> None:
     for result in spec.backward.results:
         need(result.name.removeprefix("grad_") in forward_names, f"{result.name!r} is the gradient of no input")
         need(result.name.startswith("grad_"), f"backward result {result.name!r} must be named grad_<input>")
+    for name, result_name in spec.through:
+        joined = [a for a in spec.forward.inputs if a.name == name and not a.integer]
+        joined_to = next((r for r in spec.forward.results if r.name == result_name and not r.hidden), None)
+        need(bool(joined) and joined_to is not None, f"through: {name!r} is no input or {result_name!r} no result")
+        fits = joined_to is not None and (joined[0].axes, joined[0].rows) == (joined_to.axes, joined_to.rows)
+        need(fits, f"through: {name!r} and {result_name!r} must have the same axes")
+        taken = any(r.name == f"grad_{name}" for r in spec.backward.results)
+        need(not taken, f"through: grad_{name} is declared as a result of the backward too")
     reduced = {r.result for c in spec.contracts for r in c.reductions}
     results = {r.name for d in (spec.forward, spec.backward) for r in d.results}
     need(reduced <= results, f"reductions {sorted(reduced - results)} belong to no result")

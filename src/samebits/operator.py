@@ -21,7 +21,7 @@ from torch import Tensor
 from samebits import dispatch
 from samebits.autograd import as_tuple, autograd_function, refuse_second_derivative, refuse_tangents
 from samebits.checks import DTYPES, Request, Shapes, as_rows, check, dtype_name, layout_of, obstacle
-from samebits.contract import OpSpec, Result, TensorArg
+from samebits.contract import OpSpec, Pass, Result, TensorArg
 from samebits.dispatch import Call, Choice, UnsupportedError
 from samebits.runtime import device as devices
 
@@ -100,13 +100,15 @@ class Operator:
     # --- public entry points --------------------------------------------------------------------------------------
 
     def forward(
-        self, *tensors: Tensor, contract: str | None = None, backend: str | None = None, **scalars: float
+        self, *tensors: Tensor | None, contract: str | None = None, backend: str | None = None, **scalars: float
     ) -> tuple[Tensor, ...]:
         """All results, saved ones included, through the torch op (differentiable, compilable)."""
         self._need_tensors(self.spec.forward.inputs, tensors)
         name = self.spec.contract(contract).name
         arguments = (*tensors, *self._scalar_values(scalars), name, backend)
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        if torch.compiler.is_compiling() or (
+            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        ):
             return as_tuple(self._forward_op(*arguments))
         refuse_tangents(self.name, tensors)
         with torch._C._AutoDispatchBelowAutograd():  # saves the detour through the autograd kernel
@@ -205,7 +207,7 @@ class Operator:
         choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
         outputs = tuple(
-            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, request.grad_dtype), r.name in wanted)
+            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, direction, request), r.name in wanted)
             for r in direction.results
         )
         return Decision(call, choice, shapes, reasons, copies, outputs)
@@ -273,14 +275,14 @@ class Operator:
 
         def fake(*args: Any) -> Any:
             request = self._request(backward, args)
-            shapes, mask = check(self.spec, request), request.mask
+            direction, shapes, mask = self.spec.direction(backward), check(self.spec, request), request.mask
             like = next(t for t in request.tensors if t is not None)
             results = tuple(
                 like.new_empty(
                     shapes.of(result) if mask is None or mask[index] else (0,),
-                    dtype=_result_dtype(result, request.grad_dtype),
+                    dtype=_result_dtype(result, direction, request),
                 )
-                for index, result in enumerate(self.spec.direction(backward).results)
+                for index, result in enumerate(direction.results)
             )
             return results if len(results) > 1 else results[0]
 
@@ -298,9 +300,9 @@ class Operator:
     def _autograd_kernel(self, *args: Any) -> Any:
         tensors = args[: len(self.spec.forward.inputs)]
         refuse_tangents(self.name, tensors)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
             for arg, tensor in zip(self.spec.forward.inputs, tensors, strict=True):
-                if tensor.is_inference():
+                if tensor is not None and tensor.is_inference():
                     raise RuntimeError(
                         f"{self.name}: {arg.name} was created under torch.inference_mode() and cannot be saved for backward; "
                         f"pass {arg.name}.clone() made outside inference mode"
@@ -371,8 +373,13 @@ def schema(spec: OpSpec, backward: bool) -> str:
     return f"({', '.join(parts)}) -> {returns}"
 
 
-def _result_dtype(result: Result, grad_dtype: str) -> torch.dtype:
-    return DTYPES[grad_dtype if result.dtype == "grad" else result.dtype]
+def _result_dtype(result: Result, direction: Pass, request: Request) -> torch.dtype:
+    if result.dtype == "grad":
+        return DTYPES[request.grad_dtype]
+    for arg, tensor in zip(direction.inputs, request.tensors, strict=True):
+        if arg.name == result.dtype and tensor is not None:
+            return tensor.dtype
+    return DTYPES[result.dtype]
 
 
 def _levels_to_the_caller() -> int:

@@ -12,7 +12,7 @@ from samebits.contract import OpSpec, Pass, Result, TensorArg
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 ROWS = (1, 8, 128, 1024, 4096, 8192, 32768, 65536, 131072)
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,12 @@ def upstream_dtype(spec: OpSpec, case: Case, arg: TensorArg) -> str:
         return arg.dtypes[0]
     if case.grads == "float32":
         return "float32" if "float32" in arg.dtypes else arg.dtypes[0]
-    return spec.forward.result(arg.name.removeprefix("grad_")).dtype
+    return result_dtype(spec.forward, spec.forward.result(arg.name.removeprefix("grad_")))
+
+
+def result_dtype(direction: Pass, result: Result) -> str:
+    """The dtype of a result that is not a gradient, where every input has the first of its dtypes."""
+    return next((arg.dtypes[0] for arg in direction.inputs if arg.name == result.dtype), result.dtype)
 
 
 def gradient_dtype(spec: OpSpec, case: Case) -> str:
@@ -75,7 +80,7 @@ def output_bytes(spec: OpSpec, case: Case) -> int:
 
 
 def _bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
-    given = [arg for arg in direction.inputs if arg not in spec.beside()]
+    given = [arg for arg in direction.inputs if arg not in spec.beside() and not arg.derived]
     read = sum(_size(case.extent(spec, arg)) * ITEMSIZE[upstream_dtype(spec, case, arg)] for arg in given)
     return read + _result_bytes(spec, case, direction)
 
@@ -83,7 +88,8 @@ def _bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
 def _result_bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
     kept = gradient_dtype(spec, case)
     return sum(
-        _size(case.extent(spec, r)) * ITEMSIZE[kept if r.dtype == "grad" else r.dtype] for r in direction.results
+        _size(case.extent(spec, r)) * ITEMSIZE[kept if r.dtype == "grad" else result_dtype(direction, r)]
+        for r in direction.results
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from samebits import dispatch, registry
-from samebits.checks import DTYPES
-from samebits.contract import Contract, OpSpec
+from samebits.checks import DTYPES, dtype_name
+from samebits.contract import Contract, OpSpec, TensorArg
 from samebits.operator import Operator
-from samebits.verify.operators import draw
+from samebits.verify.operators import derived, draw
 
 ROWS = (1, 3, 33)
 ODD_SIZES = (17, 136)
@@ -89,11 +89,13 @@ def _run(
     sizes = spec.complete(size)
     results = {f"grad_{r.name}" for r in spec.forward.results}
     drawn: dict[str, Tensor] = {}
-    for arg in (*spec.forward.inputs, *(a for a in spec.backward.inputs if a.name in results), *spec.beside()):
+    given = [arg for arg in spec.forward.inputs if not arg.derived]
+    for arg in (*given, *(a for a in spec.backward.inputs if a.name in results), *spec.beside()):
         accepted = declared.accepted(arg)
         dtype = accepted[min(dtypes, len(accepted) - 1)] if arg in spec.forward.inputs else arg.dtypes[0]
         value = draw(spec, arg, range(rows), sizes, 1, DTYPES[dtype])
         drawn[arg.name] = _offset(value, device) if strided and arg.rows else value.to(device)
+    drawn |= derived(spec, spec.forward, drawn, sizes)
     scalars = {s.name: s.default for s in spec.scalars}
     forward = [drawn[arg.name] for arg in spec.forward.inputs]
     count = 0
@@ -104,22 +106,35 @@ def _run(
         count += 1
     known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
     for change in _changes(spec)[: 1 if _is_long(size) else None]:
-        backward = [
-            None if a.name in change.absent else known[a.name].to(change.upstream.get(a.name, known[a.name].dtype))
-            for a in spec.backward.inputs
-        ]
+        backward = [None if a.name in change.absent else _of_kind(spec, a, known, change) for a in spec.backward.inputs]
         for plan in range(_plans(op, True, backward, contract, backend)):
             with dispatch.force_plan(plan), torch.no_grad():
                 op.backward(
                     *backward,
                     contract=contract,
                     backend=backend,
-                    grad_dtype=change.grad_dtype,
+                    grad_dtype=_grad_dtype(spec, known, change.grad_dtype),
                     wanted=change.wanted,
                     **scalars,
                 )
             count += 1
     return count
+
+
+def _of_kind(spec: OpSpec, arg: TensorArg, known: dict[str, Tensor], change: _Change) -> Tensor:
+    """An input of the backward in the dtype of the change, or in that of the saved tensors it must agree with."""
+    kin = [name for name in spec.backward.kin(arg.name) if not name.startswith("grad_")]
+    if kin and arg.name not in kin:
+        return known[arg.name].to(known[kin[0]].dtype)
+    return known[arg.name].to(change.upstream.get(arg.name, known[arg.name].dtype))
+
+
+def _grad_dtype(spec: OpSpec, known: dict[str, Tensor], asked: torch.dtype) -> torch.dtype:
+    """The asked dtype, or the leaf's own where the narrow one that is asked for is another."""
+    if asked == torch.float32:
+        return asked
+    possible = spec.gradient_dtypes_of({name: dtype_name(tensor.dtype) for name, tensor in known.items()})
+    return DTYPES[possible[-1]]
 
 
 def _is_long(size: dict[str, int]) -> bool:

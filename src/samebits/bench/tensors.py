@@ -8,11 +8,15 @@ from torch import Tensor
 from samebits.bench.case import Case, upstream_dtype
 from samebits.checks import DTYPES
 from samebits.contract import OpSpec, TensorArg
+from samebits.verify.operators import derived
 
 
 def forward_inputs(spec: OpSpec, case: Case, device: torch.device, seed: int = 1) -> dict[str, Tensor]:
     generator = torch.Generator(device).manual_seed(seed)
-    return {arg.name: _draw(spec, case, arg, arg.dtypes[0], generator) for arg in spec.forward.inputs}
+    given = [arg for arg in spec.forward.inputs if not arg.derived]
+    known = {arg.name: _draw(spec, case, arg, arg.dtypes[0], generator) for arg in given}
+    known |= derived(spec, spec.forward, known, spec.complete(dict(case.sizes)))
+    return {arg.name: known[arg.name] for arg in spec.forward.inputs}
 
 
 def upstream(spec: OpSpec, case: Case, device: torch.device, seed: int = 2) -> dict[str, Tensor]:
@@ -28,6 +32,9 @@ def upstream(spec: OpSpec, case: Case, device: torch.device, seed: int = 2) -> d
 def _draw(spec: OpSpec, case: Case, arg: TensorArg, dtype: str, generator: torch.Generator) -> Tensor:
     """Random, never constant: zeros run faster than data and hide unwritten outputs."""
     shape, kind = case.extent(spec, arg), DTYPES[dtype]
+    if arg.below:
+        below = spec.complete(dict(case.sizes))[arg.below]
+        return torch.randint(below, shape, generator=generator, device=generator.device, dtype=kind)
     if arg.sample == "positive":
         return torch.rand(shape, generator=generator, device=generator.device, dtype=kind).add_(0.0625)
     normal = torch.randn(shape, generator=generator, device=generator.device, dtype=kind)

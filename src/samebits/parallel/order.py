@@ -47,8 +47,10 @@ class TokenOrder:
 
     def require_cuts(self, multiple: int, contract: str) -> None:
         """Refuse cuts after which a fold under ``contract`` cannot be continued (``Contract.chain_rows``)."""
+        if not multiple and len(self.chunks) > 1:
+            raise UnsupportedError(f"contract {contract!r} sums over rows in an order that cannot be cut")
         for chunk in self.chunks:
-            if chunk.last % multiple and chunk.last != self.rows:
+            if multiple and chunk.last % multiple and chunk.last != self.rows:
                 raise UnsupportedError(
                     f"contract {contract!r} folds over steps of {multiple} rows, but rank {chunk.rank} ends at token "
                     f"{chunk.last}: cut at multiples of {multiple}, or use an ascending contract"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from samebits.audit.build import Build
-from samebits.contract import OpSpec, Pass, TensorArg
+from samebits.contract import Contract, OpSpec, Pass, TensorArg
 from samebits.dispatch import Call, DeviceInfo, Layout
 from samebits.runtime.device import H200
 from samebits.runtime.launch import Launch
@@ -16,7 +16,7 @@ from samebits.runtime.nvrtc import CudaKernel
 ROWS = (1, 128, 1024, 4096, 100_000)
 ODD, WIDE = 17, 16384
 """Beside the tuned sizes: one that fits no vector, and one that no thread group can hold in registers."""
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 
 
 def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Iterator[Call]:
@@ -34,10 +34,11 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
     for backward, full, aligned in itertools.product((False, True), sizes, (True, False)):
         direction = spec.direction(backward)
         open_dtype = any(r.dtype == "grad" for r in direction.results)
-        grad_dtypes = ("float32", "bfloat16") if open_dtype else ("float32",)
         asked = list(_asked(direction, backward))
         for contract in spec.contracts:
-            for given in itertools.product(*(contract.accepted(a) for a in direction.inputs)):
+            for given in accepted_together(contract, direction):
+                kinds = dict(zip((arg.name for arg in direction.inputs), given, strict=True))
+                grad_dtypes = spec.gradient_dtypes_of(kinds) if open_dtype else ("float32",)
                 layouts = [
                     (arg.name, dense_layout(arg, dtype, full, aligned))
                     for arg, dtype in zip(direction.inputs, given, strict=True)
@@ -47,6 +48,15 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
                     for count, grad_dtype in itertools.product(rows, grad_dtypes):
                         size = tuple(full.items())
                         yield Call(spec.name, backward, contract.name, count, size, here, wanted, grad_dtype, device)
+
+
+def accepted_together(contract: Contract, direction: Pass) -> Iterator[tuple[str, ...]]:
+    """Every choice of a dtype for each input that the contract accepts."""
+    names = [arg.name for arg in direction.inputs]
+    kin = [[names.index(other) for other in direction.kin(name)] for name in names]
+    for given in itertools.product(*(contract.accepted(arg) for arg in direction.inputs)):
+        if all(len({given[at] for at in together}) == 1 for together in kin):
+            yield given
 
 
 def dense_layout(arg: TensorArg, dtype: str, sizes: dict[str, int], aligned: bool = True) -> Layout:

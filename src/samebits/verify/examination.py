@@ -210,6 +210,11 @@ class Examination:
                 f"the gradient of {names} folds chains of {self.subject.chain_rows} rows: repeats and launch plans are "
                 "tested; another order of the rows may give other bits, is not promised and not tested"
             ]
+        if isinstance(self.subject, OperatorSubject) and self.subject.chain_rows == 0:
+            return [
+                f"the gradient of {names} sums over rows in the fixed order of the contract: repeats and launch plans are "
+                "tested; other rows or another order of them may give other bits, is not promised and not tested"
+            ]
         if self.subject.promises_fold:
             return [
                 f"the gradient of {names} is a left fold over ascending rows: repeats, launch plans and the fold itself are "

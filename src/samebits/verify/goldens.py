@@ -24,10 +24,10 @@ from torch import Tensor
 
 from samebits import registry
 from samebits.checks import DTYPES
-from samebits.contract import TensorArg
+from samebits.contract import OpSpec, Pass, TensorArg
 from samebits.exact.bits import canonical_nan, digest
 from samebits.verify import inputs
-from samebits.verify.operators import draw, stream_name
+from samebits.verify.operators import derived, draw, stream_name
 from samebits.verify.report import environment
 
 AWAITING_GPU: dict[str, tuple[str, ...]] = {"sm_90": ("t16_128_started",)}
@@ -94,9 +94,9 @@ def is_portable(key: str) -> bool:
 def _results(name: str, contract: str, case: Case, device: str, backend: str | None) -> Iterator[tuple[str, Tensor]]:
     op = registry.operator(name)
     scalars: dict[str, Any] = {s.name: s.default for s in op.spec.scalars}
-    tensors = [_input(name, contract, arg, case).to(device) for arg in op.spec.forward.inputs]
+    tensors = _inputs(op.spec, contract, op.spec.forward, case, device)
     forward = op.forward(*tensors, contract=contract, backend=backend, **scalars)
-    upstream = [_input(name, contract, arg, case).to(device) for arg in op.spec.backward.inputs]
+    upstream = _inputs(op.spec, contract, op.spec.backward, case, device)
     backward = op.backward(*upstream, contract=contract, backend=backend, grad_dtype=DTYPES[case.grad_dtype], **scalars)
     for direction, declared, values in (
         ("forward", op.spec.forward.results, forward),
@@ -107,9 +107,15 @@ def _results(name: str, contract: str, case: Case, device: str, backend: str | N
                 yield f"{name}/{contract}/{direction}/{case.name}/{result.name}", value
 
 
-def _input(name: str, contract: str, arg: TensorArg, case: Case) -> Tensor:
-    spec = registry.spec(name)
+def _inputs(spec: OpSpec, contract: str, direction: Pass, case: Case, device: str) -> list[Tensor]:
     sizes = spec.complete(dict(case.sizes))
+    given = [arg for arg in direction.inputs if not arg.derived]
+    known = {arg.name: _input(spec, contract, arg, sizes, case).to(device) for arg in given}
+    known |= derived(spec, direction, known, sizes)
+    return [known[arg.name] for arg in direction.inputs]
+
+
+def _input(spec: OpSpec, contract: str, arg: TensorArg, sizes: dict[str, int], case: Case) -> Tensor:
     dtype = DTYPES[spec.contract(contract).accepted(arg)[-1 if case.second_dtypes else 0]]
     if any(arg.name == result.name for result in spec.forward.results):
         shape = tuple(sizes[axis] for axis in arg.axes)

@@ -139,6 +139,12 @@ def row_tensor(
     return torch.from_numpy(values.reshape(len(rows), *shape)).to(dtype)
 
 
+def index_tensor(stream: str, rows: Sequence[int], below: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """(len(rows),) integers from 0 up to ``below``, on the CPU."""
+    chosen = [int(words(seed, stream, row, 1)[0] % np.uint64(below)) for row in rows]
+    return torch.tensor(chosen, dtype=dtype)
+
+
 def parameter_tensor(
     stream: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, sample: str = "normal"
 ) -> Tensor:

@@ -16,8 +16,10 @@ from torch import Tensor
 Layout = Callable[[Tensor], "Tensor | None"]
 
 
-def _poisoned(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.full(shape, float("nan"), dtype=tensor.dtype, device=tensor.device)
+def poisoned(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Fresh memory of the tensor's dtype, full of what must not be read: NaN, or the largest integer."""
+    poison = float("nan") if tensor.dtype.is_floating_point else torch.iinfo(tensor.dtype).max
+    return torch.full(shape, poison, dtype=tensor.dtype, device=tensor.device)
 
 
 def _fill(view: Tensor, tensor: Tensor) -> Tensor:
@@ -29,13 +31,13 @@ def row_slice(tensor: Tensor) -> Tensor | None:
     if tensor.dim() < 2:
         return None
     rows, *rest = tensor.shape
-    return _fill(_poisoned(tensor, (2 * rows, *rest))[::2], tensor)
+    return _fill(poisoned(tensor, (2 * rows, *rest))[::2], tensor)
 
 
 def column_step(tensor: Tensor) -> Tensor | None:
     if tensor.dim() < 1:
         return None
-    return _fill(_poisoned(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2], tensor)
+    return _fill(poisoned(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2], tensor)
 
 
 def column_window(tensor: Tensor) -> Tensor | None:
@@ -43,33 +45,33 @@ def column_window(tensor: Tensor) -> Tensor | None:
     if tensor.dim() < 1:
         return None
     width = tensor.shape[-1]
-    return _fill(_poisoned(tensor, (*tensor.shape[:-1], width + 11))[..., 8 : 8 + width], tensor)
+    return _fill(poisoned(tensor, (*tensor.shape[:-1], width + 11))[..., 8 : 8 + width], tensor)
 
 
 def chunk_of_table(tensor: Tensor) -> Tensor | None:
     """One of six equal parts of a wider table, as modulation tables are stored."""
     if tensor.dim() < 1:
         return None
-    return _fill(_poisoned(tensor, (*tensor.shape[:-1], 6 * tensor.shape[-1])).chunk(6, -1)[2], tensor)
+    return _fill(poisoned(tensor, (*tensor.shape[:-1], 6 * tensor.shape[-1])).chunk(6, -1)[2], tensor)
 
 
 def transposed(tensor: Tensor) -> Tensor | None:
     if tensor.dim() < 2:
         return None
     *rest, a, b = tensor.shape
-    return _fill(_poisoned(tensor, (*rest, b, a)).transpose(-1, -2), tensor)
+    return _fill(poisoned(tensor, (*rest, b, a)).transpose(-1, -2), tensor)
 
 
 def rows_innermost(tensor: Tensor) -> Tensor | None:
     if tensor.dim() < 2:
         return None
     rows, *rest = tensor.shape
-    return _fill(_poisoned(tensor, (*rest, rows)).movedim(-1, 0), tensor)
+    return _fill(poisoned(tensor, (*rest, rows)).movedim(-1, 0), tensor)
 
 
 def misaligned(offset: int) -> Layout:
     def view(tensor: Tensor) -> Tensor:
-        flat = _poisoned(tensor, (tensor.numel() + 16,))
+        flat = poisoned(tensor, (tensor.numel() + 16,))
         return _fill(flat[offset : offset + tensor.numel()].view(tensor.shape), tensor)
 
     return view
@@ -137,7 +139,7 @@ def random_view(tensor: Tensor, rng: random.Random) -> Tensor:
     count = 1
     for size in shape:
         count *= size
-    flat = torch.full((offset + count,), float("nan"), dtype=tensor.dtype, device=tensor.device)
+    flat = poisoned(tensor, (offset + count,))
     box = flat[offset:].view(shape)
     for dim, (axis, step) in enumerate(zip(order, steps, strict=True)):
         box = box.narrow(dim, 0, tensor.shape[axis] * step)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samebits import registry
 from samebits.checks import DTYPES, dtype_name
-from samebits.contract import OpSpec, TensorArg
+from samebits.contract import OpSpec, Pass, TensorArg
 from samebits.verify import inputs
 from samebits.verify.subject import (
     GARBAGE_ROWS,
@@ -63,10 +63,24 @@ def draw(
     """One declared input on the CPU: rows of the pattern, or the shared tensor."""
     shape = tuple(sizes[axis] for axis in arg.axes)
     dtype = dtype or DTYPES[arg.dtypes[0]]
+    if arg.below:
+        return inputs.index_tensor(stream_name(spec, arg.name), rows, sizes[arg.below], dtype, seed)
     if arg.rows:
         tiny = tiny_exponents(spec, arg)
         return inputs.row_tensor(stream_name(spec, arg.name), rows, shape, dtype, seed, arg.sample, pattern, tiny)
     return inputs.parameter_tensor(stream_name(spec, arg.name), shape, dtype, seed, arg.sample)
+
+
+def derived(
+    spec: OpSpec, direction: Pass, known: Mapping[str, Tensor | None], sizes: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """The derived inputs of a pass, from the other inputs."""
+    names = {arg.name for arg in direction.inputs if arg.derived}
+    if not names:
+        return {}
+    cases = importlib.import_module(f"samebits.ops.{spec.name}.cases")
+    made: dict[str, Tensor] = cases.derive(spec, known, sizes)
+    return {name: value for name, value in made.items() if name in names}
 
 
 class OperatorSubject(Subject):
@@ -96,7 +110,7 @@ class OperatorSubject(Subject):
         self.scalars = {s.name: s.default for s in self.spec.scalars}
         self.sizes = resolve_sizes(self.spec, sizes)
         self._golden = importlib.import_module(f"samebits.ops.{name}.golden")
-        self._dtypes = self._choose_dtypes(dtype)
+        self.dtypes = self._choose_dtypes(dtype)
         self._pools: dict[str, Pool] = {}
         self._shared: dict[str, Tensor] = {}
         for arg in self._drawn_inputs():
@@ -116,15 +130,16 @@ class OperatorSubject(Subject):
     def _drawn_inputs(self) -> list[TensorArg]:
         """Forward inputs and upstream gradients; everything else in a backward comes from a forward."""
         results = {f"grad_{r.name}" for r in self.spec.forward.results}
-        return [*self.spec.forward.inputs, *(a for a in self.spec.backward.inputs if a.name in results)]
+        given = [arg for arg in self.spec.forward.inputs if not arg.derived]
+        return [*given, *(a for a in self.spec.backward.inputs if a.name in results)]
 
     def _draw(self, arg: TensorArg, seed: int, pattern: str) -> None:
-        dtype = self._dtypes[arg.name]
+        dtype = self.dtypes[arg.name]
         if not arg.rows:
             self._shared[arg.name] = draw(self.spec, arg, [], self.sizes, seed, dtype).to(self.device)
             return
         values = draw(self.spec, arg, everything(self.rows), self.sizes, seed, dtype, pattern)
-        garbage = range(self.rows, self.rows + GARBAGE_ROWS)
+        garbage = range(self.rows, self.rows + GARBAGE_ROWS) if not arg.below else range(0)
         for kind, ids in (("wide", garbage), ("nan", garbage[1::3])):
             for row in ids:
                 source = stream_name(self.spec, f"garbage/{arg.name}")
@@ -137,10 +152,13 @@ class OperatorSubject(Subject):
     def batch(self, ids: Sequence[int]) -> Batch:
         taken = {name: pool.take(ids) for name, pool in self._pools.items()}
         names = {arg.name for arg in self.spec.forward.inputs}
+        made = derived(self.spec, self.spec.forward, taken | self._shared, self.sizes)
+        per_row = {arg.name for arg in self.spec.forward.inputs if arg.rows}
+        rows = {name: value for name, value in taken.items() if name in names}
         return Batch(
             ids=tuple(ids),
-            rows={name: value for name, value in taken.items() if name in names},
-            shared=self._shared,
+            rows=rows | {name: value for name, value in made.items() if name in per_row},
+            shared=self._shared | {name: value for name, value in made.items() if name not in per_row},
             upstream={name.removeprefix("grad_"): value for name, value in taken.items() if name not in names},
         )
 
@@ -202,12 +220,14 @@ class OperatorSubject(Subject):
         upstream = {name: value.to(named[name].dtype) for name, value in batch.upstream.items()}
         implicit = gradients(named, leaves, upstream)
         edge = Batch(batch.ids, batch.rows, batch.shared, upstream)
-        return implicit, self._backward(edge, self.backend, self.forward(batch), self.leaf_dtype())
+        explicit = self._backward(edge, self.backend, self.forward(batch), self.leaf_dtype())
+        explicit |= {name: upstream[result] for name, result in self.spec.through}
+        return implicit, {name: value.to(leaves[name].dtype) for name, value in explicit.items()}
 
     def leaf_dtype(self) -> torch.dtype:
         """The dtype of gradients that follow ``grad_dtype``, as autograd asks for it."""
         names = [r.name.removeprefix("grad_") for r in self.spec.backward.results if r.dtype == "grad"]
-        return self._dtypes[names[0]] if names else torch.float32
+        return self.dtypes[names[0]] if names else torch.float32
 
     # --- the judge ------------------------------------------------------------------------------------------------
 
@@ -259,8 +279,11 @@ class CandidateSubject(OperatorSubject):
 
     def _choose_dtypes(self, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
         """Autograd wants an upstream of the result's own dtype."""
-        own = {f"grad_{r.name}": DTYPES[r.dtype] for r in self.spec.forward.results if r.dtype in DTYPES}
         chosen = super()._choose_dtypes(dtype)
+        own = {
+            f"grad_{r.name}": DTYPES[r.dtype] if r.dtype in DTYPES else chosen[r.dtype]
+            for r in self.spec.forward.results
+        }
         return {name: own.get(name, value) for name, value in chosen.items()}
 
     def _accepted_scalars(self) -> dict[str, float]:
@@ -272,7 +295,8 @@ class CandidateSubject(OperatorSubject):
         return {name: value for name, value in self.scalars.items() if open_ended or name in parameters}
 
     def _call(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        results = self.function(*(leaves[arg.name] for arg in self.spec.forward.inputs), **self._keywords)
+        given = (leaves[arg.name] for arg in self.spec.forward.inputs if not arg.derived)
+        results = self.function(*given, **self._keywords)
         values = [results] if isinstance(results, Tensor) else list(results)
         if len(values) != len(self.public):
             raise UsageError(

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from samebits import registry
-from samebits.checks import DTYPES
+from samebits.checks import DTYPES, dtype_name
 from samebits.contract import OpSpec, Result
 from samebits.exact.compare import first_difference
 from samebits.operator import Operator
 from samebits.verify.inputs import PATTERNS
 from samebits.verify.layouts import LAYOUTS
-from samebits.verify.operators import OperatorSubject
+from samebits.verify.operators import OperatorSubject, derived
 from samebits.verify.subject import Batch, gradients, leaf
 
 LEADS = ((), (3,), (2, 3), (1, 1, 5), (4, 1))
@@ -165,12 +165,13 @@ class Base:
                 yield pytest.param((backward, arg), id=f"{'backward' if backward else 'forward'}-{arg.name}")
 
     def _subset_values(self, metafunc: pytest.Metafunc) -> Iterator[Any]:
-        count = len(self.spec.forward.inputs)
+        learned = self.spec.learned
+        count = len(learned)
         every = list(itertools.product((False, True), repeat=count))
         if count > 3:  # none, each alone, each missing, all
             every = [subset for subset in every if sum(subset) in (0, 1, count - 1, count)]
         for subset in every:
-            names = [a.name for a, on in zip(self.spec.forward.inputs, subset, strict=True) if on]
+            names = [name for name, on in zip(learned, subset, strict=True) if on]
             yield pytest.param(subset, id="+".join(names) or "none")
 
     def _lead_values(self, metafunc: pytest.Metafunc) -> Sequence[tuple[int, ...]]:
@@ -228,6 +229,21 @@ class Base:
 
     def public(self) -> list[Result]:
         return [r for r in self.spec.forward.results if not r.hidden]
+
+    def gradient_dtypes(self, subject: OperatorSubject) -> list[torch.dtype]:
+        """What ``grad_dtype`` may be for the dtypes of the subject's inputs."""
+        chosen = {name: dtype_name(dtype) for name, dtype in subject.dtypes.items()}
+        return [DTYPES[name] for name in self.spec.gradient_dtypes_of(chosen)]
+
+    def consistent(
+        self, subject: OperatorSubject, tensors: Sequence[Tensor], backward: bool, kept: Sequence[int] = ()
+    ) -> list[Tensor]:
+        """The tensors, with the derived ones (but those at ``kept``) made anew from the others."""
+        direction = self.spec.direction(backward)
+        known = dict(zip((arg.name for arg in direction.inputs), tensors, strict=True))
+        made = derived(self.spec, direction, known, subject.sizes)
+        given = enumerate(zip(direction.inputs, tensors, strict=True))
+        return [t if at in kept else made.get(arg.name, t) for at, (arg, t) in given]
 
     def leaves(self, subject: OperatorSubject, batch: Batch) -> dict[str, Tensor]:
         return {name: leaf(value) for name, value in (batch.rows | batch.shared).items()}

@@ -97,7 +97,7 @@ class Bits(Base):
                         {n: v[:count] for n, v in saved.items()}, got, f"forward, {count} rows, plan {index}"
                     )
                 for index in range(self._plan_count(subject, backward, True)):
-                    for grad_dtype in (torch.float32, torch.bfloat16):
+                    for grad_dtype in self.gradient_dtypes(subject):
                         with dispatch.force_plan(index):
                             got = self.run(subject, backward, backward=True, grad_dtype=grad_dtype)
                         rounded = {n: v.to(got[n].dtype) for n, v in expected.items()}

@@ -31,10 +31,19 @@ class Gradients(Base):
         subject = self.subject(target, contract)
         tensors = self.inputs(subject, subject.batch(range(9)), True)
         for index, arg in enumerate(self.spec.backward.inputs):
-            if arg.optional:
+            if arg.optional and not arg.derived:
                 absent: list[Tensor | None] = [None if i == index else t for i, t in enumerate(tensors)]
                 zeros = [torch.zeros_like(t) if i == index else t for i, t in enumerate(tensors)]
                 assert_all_same(self.run(subject, zeros, True), self.run(subject, absent, True), f"without {arg.name}")
+
+    def test_derived_inputs_may_be_absent(self, target: Target, contract: str, backward: bool) -> None:
+        subject = self.subject(target, contract)
+        args = self.spec.direction(backward).inputs
+        for count in (0, 1, 9, 33):
+            tensors = self.inputs(subject, subject.batch(range(count)), backward)
+            absent = [None if arg.derived else t for arg, t in zip(args, tensors, strict=True)]
+            given = self.run(subject, tensors, backward)
+            assert_all_same(given, self.run(subject, absent, backward), f"{count} rows, nothing derived beforehand")
 
     # --- autograd (F) ---------------------------------------------------------------------------------------------
 
@@ -44,15 +53,17 @@ class Gradients(Base):
         batch = subject.batch(range(9))
         full = self.differentiate(subject, self.leaves(subject, batch), batch)
         leaves = self.leaves(subject, batch)
-        assert full.keys() == leaves.keys()
-        for arg, on in zip(self.spec.forward.inputs, subset, strict=True):
-            leaves[arg.name].requires_grad_(on)
+        assert set(full) == set(self.spec.learned)
+        for tensor in leaves.values():
+            tensor.requires_grad_(False)
+        for name, on in zip(self.spec.learned, subset, strict=True):
+            leaves[name].requires_grad_(on)
         if not any(subset):
             results = self.run(subject, [leaves[a.name] for a in self.spec.forward.inputs], backward=False)
             assert not any(value.requires_grad for value in results.values())
             return
         got = self.differentiate(subject, leaves, batch)
-        wanted = {a.name for a, on in zip(self.spec.forward.inputs, subset, strict=True) if on}
+        wanted = {name for name, on in zip(self.spec.learned, subset, strict=True) if on}
         assert_all_same({n: v for n, v in full.items() if n in wanted}, got, "a subset of leaves")
         assert all(grad.dtype == leaves[name].dtype for name, grad in got.items())
 
@@ -115,9 +126,11 @@ class Gradients(Base):
         # F1: an op that saved its output, in front of ours.
         subject = self.subject(target)
         batch = subject.batch(range(9))
-        roots = {n: leaf(v) for n, v in (batch.rows | batch.shared).items()}
+        known = batch.rows | batch.shared
+        fixed = {n: v for n, v in known.items() if n not in self.spec.learned}
+        roots = {n: leaf(known[n]) for n in self.spec.learned}
         mid = {n: torch.sigmoid(r) for n, r in roots.items()}
-        inner = self.differentiate(subject, {n: leaf(m) for n, m in mid.items()}, batch)
+        inner = self.differentiate(subject, {n: leaf(m) for n, m in mid.items()} | fixed, batch)
         expected = dict(
             zip(
                 roots,
@@ -125,7 +138,7 @@ class Gradients(Base):
                 strict=True,
             )
         )
-        mid = {n: torch.sigmoid(r) for n, r in roots.items()}
+        mid = {n: torch.sigmoid(r) for n, r in roots.items()} | fixed
         results = self.run(subject, [mid[a.name] for a in self.spec.forward.inputs], backward=False)
         upstream = {n: v.to(results[n].dtype) for n, v in batch.upstream.items()}
         assert_all_same(expected, gradients(results, roots, upstream), "through sigmoid")
@@ -138,8 +151,8 @@ class Gradients(Base):
         results = self.run(subject, [leaves[a.name] for a in self.spec.forward.inputs], backward=False)
         total = torch.stack([results[r.name].float().sum() for r in self.public()]).sum()
         with pytest.raises(RuntimeError, match="double backward"):
-            torch.autograd.grad(total, list(leaves.values()), create_graph=True)
-        tensors = [t.detach().clone().requires_grad_() for t in self.inputs(subject, batch, True)]
+            torch.autograd.grad(total, [leaves[name] for name in self.spec.learned], create_graph=True)
+        tensors = [leaf(t) for t in self.inputs(subject, batch, True)]
         with pytest.raises(RuntimeError, match="double backward"):
             self.run(subject, tensors, backward=True)
 

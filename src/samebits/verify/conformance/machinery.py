@@ -11,9 +11,9 @@ from torch import Tensor
 
 from samebits import dispatch
 from samebits.verify.conformance.base import Base, Target, assert_all_same
-from samebits.verify.layouts import LAYOUTS
+from samebits.verify.layouts import LAYOUTS, poisoned
 from samebits.verify.operators import OperatorSubject
-from samebits.verify.subject import gradients
+from samebits.verify.subject import gradients, leaf
 
 
 class Machinery(Base):
@@ -60,7 +60,7 @@ class Machinery(Base):
             tensors = self.inputs(subject, subject.batch(range(4)), backward)
             views = [t if lay is None else (lay(t) if lay(t) is not None else t) for t in tensors]
             if not backward:
-                views = [v.detach().requires_grad_() for v in views if v is not None]
+                views = [leaf(v) for v in views if v is not None]
             with dispatch.policy("silent"):
                 torch.library.opcheck(op, self._op_arguments(subject, [v for v in views if v is not None], backward))
 
@@ -68,6 +68,7 @@ class Machinery(Base):
         # G3, F: one graph, symbolic T, then another T and T = 1; results and gradients bit for bit.
         subject = self.subject(target, contract, width=24)
         names = [r.name for r in self.public()]
+        given = [arg for arg in self.spec.forward.inputs if not arg.derived]
         public = self.public_function()
         contract, backend = subject.contract, subject.backend
 
@@ -83,7 +84,7 @@ class Machinery(Base):
             eager, traced = self.leaves(subject, batch), self.leaves(subject, batch)
             outputs = []
             for function, leaves in ((step, eager), (compiled, traced)):
-                values = dict(zip(names, function(*(leaves[a.name] for a in self.spec.forward.inputs)), strict=True))
+                values = dict(zip(names, function(*(leaves[a.name] for a in given)), strict=True))
                 upstream = {n: batch.upstream[n].to(values[n].dtype) for n in names}
                 outputs.append((values, gradients(values, leaves, upstream)))
             assert_all_same(outputs[0][0], outputs[1][0], f"compiled, {count} rows")
@@ -135,7 +136,7 @@ class Machinery(Base):
         torch.cuda.synchronize()
         for _ in range(100):
             with torch.cuda.stream(stream):
-                late = [torch.full_like(s, float("nan")) for s in sources]
+                late = [poisoned(s, tuple(s.shape)) for s in sources]
                 busy.add_(1.0)
                 for slot, source in zip(late, sources, strict=True):
                     slot.copy_(source)

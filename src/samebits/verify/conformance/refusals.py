@@ -28,11 +28,14 @@ class Refusals(Base):
             self._refused(subject, bad, backward, error, declared.name, *words)
 
         # E1, E19, E20, F13: an FP16 row, or an FP32 weight that something rounded to BF16 on the way, is not taken for granted.
-        accepted = [f"torch.{name}" for name in declared.dtypes]
+        names_accepted = self.spec.contract(subject.contract).accepted(declared)
+        accepted = [f"torch.{name}" for name in names_accepted]
         refuse(good[at].double(), TypeError, *accepted)
         for name, dtype in DTYPES.items():
-            if name not in declared.dtypes:
+            if name not in names_accepted:
                 refuse(good[at].to(dtype), TypeError, f"torch.{name}", *accepted)
+            elif len(self.spec.direction(backward).kin(declared.name)) > 1 and dtype != good[at].dtype:
+                refuse(good[at].to(dtype), TypeError, "must agree")
         refuse(good[at].tolist(), TypeError, "torch.Tensor")
         if not declared.optional:
             refuse(None, TypeError)

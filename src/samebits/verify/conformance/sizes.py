@@ -78,6 +78,7 @@ class Sizes(Base):
             t[torch.arange(count, device=t.device) % 8] if arg.rows else t
             for arg, t in zip(direction.inputs, small, strict=True)
         ]
+        big = self.consistent(subject, big, backward)
         wanted = [r.rows for r in direction.results]
         options: dict[str, Any] = {"wanted": wanted} if backward else {}
         expected = self.run(subject, small, backward, **options)
