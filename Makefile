@@ -23,9 +23,9 @@ lint: $(READY)
 # A GPU machine brings its own torch, and its driver decides which; a second torch beside it would be the wrong one.
 gpu:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; then \
-		PYTHONPATH=src $(PYTHON) -m samebits.gpu_program; \
+		PYTHONPATH=src $(PYTHON) -m samebits.gpu; \
 	else \
-		$(MAKE) $(READY) && $(BIN)/python -m samebits.gpu_program; \
+		$(MAKE) $(READY) && $(BIN)/python -m samebits.gpu; \
 	fi
 
 wheel: $(READY)

@@ -196,3 +196,10 @@ def _wanted(spec: OpSpec) -> list[list[bool]]:
     count = len(spec.backward.results)
     alone = [[index == only for index in range(count)] for only in range(count)]
     return [[True] * count, *(alone if count > 1 else [])]
+
+
+def exercise_on(name: str, device: str) -> int:
+    """As a process of its own, for a memory checker."""
+    backends = ("reference",) if device == "cpu" else None
+    print(f"{name}: {exercise(name, torch.device(device), backends)} calls", flush=True)
+    return 0

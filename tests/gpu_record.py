@@ -1,0 +1,60 @@
+"""What the GPU program needs of pytest: ``--proven FILE`` leaves out test functions, ``--record FILE`` tells each result at once.
+
+A line of the record is the outcome of one test, or ``{"expected": {function: cases}}`` from a worker that collected. So a
+run that is stopped half-way has still proven the functions all of whose cases passed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--proven", type=Path, help="JSON list of test functions to leave out")
+    parser.addoption("--record", type=Path, help="append results to this file, line by line")
+
+
+def function_of(nodeid: str) -> str:
+    """``tests/ops/test_x.py::TestX::test_y[a-b]`` without its parameters."""
+    return nodeid.partition("[")[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    place = config.getoption("--proven")
+    if place is not None:
+        proven = set(json.loads(place.read_text()))
+        left_out = [item for item in items if function_of(item.nodeid) in proven]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if function_of(item.nodeid) not in proven]
+    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
+        _append(config, {"expected": dict(Counter(function_of(item.nodeid) for item in items))})
+
+
+class Recorder:
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            why = "" if report.passed else str(report.longrepr)[-2000:]
+            line = {"test": report.nodeid, "outcome": report.outcome, "when": report.when, "seconds": report.duration}
+            _append(self.config, line | {"why": why})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist hand their reports to the process that started them; only that one writes results."""
+    if config.getoption("--record", None) is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(config))
+
+
+def _append(config: pytest.Config, line: dict[str, Any]) -> None:
+    place = config.getoption("--record")
+    if place is not None:
+        with place.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
