@@ -16,7 +16,7 @@ from samebits.contract import OpSpec
 if TYPE_CHECKING:
     from samebits.bench.run import Settings
 
-QUICK_COMPILE_SECONDS = 35.0
+QUICK_COMPILE_SECONDS = 15.0
 FULL_COMPILE_SECONDS = 900.0
 
 
