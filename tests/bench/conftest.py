@@ -60,3 +60,10 @@ def eager_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile without a C++ compiler: tracing and autograd are real, code generation is left out."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="aot_eager", **options))
+
+
+@pytest.fixture
+def traced_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing alone: for tests that call what was compiled and do not judge it. Its autograd is ``eager_compile``'s business."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="eager", **options))

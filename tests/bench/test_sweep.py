@@ -17,12 +17,16 @@ from samebits.bench.run import Settings, run
 OPS = registry.names()
 SMALL = (("D", 64),)
 SIZES = {"D": 64, "N": 24, "K": 96}
-ELSEWHERE = {"TileKernels"}
-"""Peers that need a library which no test machine has."""
 
 
 def small(name):
     return tuple((axis, SIZES[axis]) for axis, _ in registry.spec(name).tuned)
+
+
+def here(name, direction="fwd"):
+    """Peers that this machine can run in a direction; the others need a GPU, or a library that no test machine has."""
+    able = [other for other in peers.of(name) if other.unavailable("cpu") is None]
+    return [other for other in able if direction == "fwd" or other.leaves(registry.spec(name))]
 
 
 def _given(op, case):
@@ -78,18 +82,16 @@ def test_peers_do_the_same_work(name, direction, eager_compile):
     case = Case(name, direction, 6, small(name))
     given = _given(op, case)
     ours = work.candidate(op, case, given, op.spec.default_contract.name, "reference").prepare()()
-    kinds = []
-    if direction != "bwd":
-        kinds += [not r.hidden for r in op.spec.forward.results]
-    if direction != "fwd":
-        kinds += [True] * len(op.spec.backward.results)
-    shown = [result for result, public in zip(ours, kinds, strict=True) if public]
-    here = [other for other in peers.of(name) if other.name not in ELSEWHERE]
-    assert here
-    for other in here:
+    names = [r.name for r in op.spec.forward.results] * (direction != "bwd")
+    names += [r.name for r in op.spec.backward.results] * (direction != "fwd")
+    known = dict(zip(names, ours, strict=True))
+    able = here(name, direction)
+    assert able
+    for other in able:
         theirs = work.peer(op, case, given, other).prepare()()
-        assert len(theirs) == len(shown)
-        for one, two in zip(theirs, shown, strict=True):
+        shown = [*other.results(op.spec)] * (direction != "bwd")
+        shown += [f"grad_{leaf}" for leaf in other.leaves(op.spec)] * (direction != "fwd")
+        for one, two in zip(theirs, [known[result] for result in shown], strict=True):
             assert one.shape == two.shape
             error = (one.double() - two.double()).norm() / two.double().norm()
             assert error < 2e-2, (other.name, float(error))
@@ -99,14 +101,14 @@ def test_backward_peers_repeat(eager_compile):
     """One retained forward serves every timed backward, compiled ones included."""
     op = registry.operator("rmsnorm_residual")
     case = Case(op.name, "bwd", 5, SMALL)
-    for other in peers.of(op.name):
+    for other in here(op.name, "bwd"):
         call = work.peer(op, case, _given(op, case), other).prepare()
         first, second = call(), call()
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_lines_have_every_key_and_checked_bits(name, machine, stamp, eager_compile, tmp_path: Path):
+def test_lines_have_every_key_and_checked_bits(name, machine, stamp, traced_compile, tmp_path: Path):
     op = registry.operator(name)
     cases = [c for rows in (1, 9) for c in sweep(op.spec, (rows,), dict(small(name)))]
     settings = Settings(tuple(c.name for c in op.spec.contracts), ("reference",))
@@ -115,8 +117,9 @@ def test_lines_have_every_key_and_checked_bits(name, machine, stamp, eager_compi
     for line in lines:
         assert tuple(line)[: len(results.KEYS)] == results.KEYS
         assert line["bits_checked"] is True, line["bits"]
-        assert set(line["peers_skipped"]) <= ELSEWHERE
-        names = {p.name for p in peers.of(name)} - ELSEWHERE | {peers.COPY}
+        names = {other.name for other in here(name, line["direction"])} | {peers.COPY}
+        model = "float32" not in line["dtype"]
+        assert set(line["peers_skipped"]) == ({p.name for p in peers.of(name)} - names if model else set())
         assert set(line["peers"]) == (names if "float32" not in line["dtype"] else {peers.COPY})
         assert line["copy_fraction"] == pytest.approx(line["bytes"] / line["us"] * 1e-3 / 10.0, abs=1e-4)
         copy = line["peers"][peers.COPY]

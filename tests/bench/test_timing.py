@@ -97,9 +97,10 @@ def _work(device, name: str, keep: bool = False) -> Work:
 def test_interleaved_with_a_flush_before_each(device, machine):
     found = machine.measure([_work(device, "ours", keep=True), _work(device, "theirs")])
     order = device.log[device.log.index("flush") :]
-    once = ["flush", "event", "replay ours", "event", "flush", "event", "replay theirs", "event"]
+    ours, theirs = (["flush", "event", f"replay {name}", "event"] for name in ("ours", "theirs"))
     rounds = timing.WARM_ROUNDS + timing.LEAST_ROUNDS
-    assert order == once * rounds
+    turns = [ours + theirs if count % 2 == 0 else theirs + ours for count in range(rounds)]
+    assert order == [word for turn in turns for word in turn]
     ours, theirs = found["ours"], found["theirs"]
     assert isinstance(ours, Sample) and isinstance(theirs, Sample)
     assert ours.rounds == timing.LEAST_ROUNDS and ours.us == pytest.approx(5.0)

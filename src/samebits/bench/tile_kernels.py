@@ -15,7 +15,8 @@ from torch import Tensor
 from samebits.bench.work import LeftOut
 
 POST_FACTOR, ITERATIONS = 2.0, 20
-NAME = "tile_kernels"
+MODULES = ("tile_kernels", "tilelang")
+"""What must be installed; ``Peer.needs`` of these peers."""
 
 
 def _module(name: str) -> Any:
@@ -23,7 +24,7 @@ def _module(name: str) -> Any:
     if "tile_kernels" not in sys.modules:
         found = importlib.util.find_spec("tile_kernels")
         if found is None or not found.submodule_search_locations or importlib.util.find_spec("tilelang") is None:
-            raise LeftOut("tile_kernels and tilelang are not installed")
+            raise LeftOut(f"{' and '.join(MODULES)} are not installed")
         root = list(found.submodule_search_locations)
         for package, folders in (
             ("tile_kernels", root),

@@ -1,9 +1,10 @@
 """How a time is taken on the GPU.
 
-Each piece of work is captured once as a CUDA graph. One round replays every graph once, in turn, so that candidate and
-peers see the same clocks and temperature; before each replay a buffer larger than L2 is written, outside the timed
-region. That leaves L2 cold and full of dirty lines, whose write-back pays for the dirty lines that the replay itself
-leaves behind: the time is that of memory, not of a cache. A time is the median over rounds.
+Each piece of work is captured once as a CUDA graph. One round replays every graph once, in turn, every other round in
+reverse, so that candidate and peers see the same clocks, temperature and neighbours; before each replay a buffer larger
+than L2 is written, outside the timed region. That leaves L2 cold and full of dirty lines, whose write-back pays for the
+dirty lines that the replay itself leaves behind: the time is that of memory, not of a cache. A time is the median over
+rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,14 @@ COPY_BYTES = 4 << 30
 FLUSH_BYTES = 512 << 20
 """Also long enough to write that the host has queued the replay before the device gets to it."""
 FLOOR = "empty kernel"
+
+
+T = TypeVar("T")
+
+
+def in_turn(count: int, items: Sequence[T]) -> list[T]:
+    """The order of one round: as given, or in reverse in every other round."""
+    return list(items) if count % 2 == 0 else list(reversed(items))
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ class CudaMachine:
         started = time.monotonic()
         with torch.cuda.stream(self._stream):
             for count in range(MOST_ROUNDS):
-                for replay in ready:
+                for replay in in_turn(count, ready):
                     us = self._once(replay)
                     if count >= WARM_ROUNDS:
                         times[replay.name].append(us)

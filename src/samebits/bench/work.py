@@ -84,12 +84,20 @@ def candidate(op: Operator, case: Case, given: Given, contract: str, backend: st
 
 
 def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
-    """Somebody else's implementation, timed in the same three ways."""
+    """Somebody else's implementation, timed in the same three ways, as far as it has them."""
     scalars = default_scalars(op)
     casts = dict(other.cast)
+    shown, learned = other.results(op.spec), other.leaves(op.spec)
 
     def prepare() -> Run:
-        inputs = {name: t.to(DTYPES[casts[name]]) if name in casts else t for name, t in given.inputs.items()}
+        device = next(iter(given.inputs.values())).device
+        reason = other.unavailable(device.type)
+        if reason is None and case.direction != "fwd" and not learned:
+            reason = "it has a forward alone"
+        if reason is not None:
+            raise LeftOut(reason)
+        own = {arg.name for arg in op.spec.forward.inputs if not arg.derived}
+        inputs = {n: t.to(DTYPES[casts[n]]) if n in casts else t for n, t in given.inputs.items() if n in own}
         function = compiled(other.run) if other.compiled else other.run
         if case.direction == "fwd":
 
@@ -98,9 +106,9 @@ def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
                     return function(*inputs.values(), *scalars.values())
 
             return forward
-        leaves = _leaves(op, inputs)
-        wanted = _wanted(op, leaves)
-        grads = _upstream(op, given)
+        leaves = {name: t.detach().requires_grad_(name in learned) for name, t in inputs.items()}
+        wanted = [leaves[name] for name in learned]
+        grads = [given.upstream[f"grad_{name}"] for name in shown]
         if case.direction == "bwd":
             with reusable_graph(), torch.enable_grad():
                 results = function(*leaves.values(), *scalars.values())

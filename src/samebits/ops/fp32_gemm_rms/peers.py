@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from samebits.bench import modes
 from samebits.bench.peers import Peer
 
 
@@ -22,7 +23,7 @@ def dsv4(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 PEERS = (
-    Peer("pytorch eager", op_by_op),
+    Peer("pytorch eager", op_by_op, modes=modes.FP32_GEMM),
     Peer("pytorch eager, dsv4", dsv4),
     Peer("torch.compile", op_by_op, compiled=True),
 )

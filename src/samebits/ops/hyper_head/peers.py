@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from samebits.bench import tile_kernels
+from samebits.bench import modes, tile_kernels
 from samebits.bench.peers import Peer
 from samebits.ops.mhc_pre.peers import collapse, controller_logits
 
@@ -16,7 +16,7 @@ def op_by_op(residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: 
 
 
 PEERS = (
-    Peer("pytorch eager", op_by_op),
+    Peer("pytorch eager", op_by_op, modes=modes.FP32_GEMM),
     Peer("torch.compile", op_by_op, compiled=True),
-    Peer("TileKernels", tile_kernels.head),
+    Peer("TileKernels", tile_kernels.head, needs=tile_kernels.MODULES, cuda=True),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from samebits.bench import tile_kernels
+from samebits.bench import modes, tile_kernels
 from samebits.bench.peers import Peer
 
 
@@ -22,8 +22,8 @@ def op_by_op(residual: Tensor, sublayer: Tensor, comb: Tensor, post: Tensor) -> 
 
 
 PEERS = (
-    Peer("transformers", inline_bfloat16),
+    Peer("transformers", inline_bfloat16, modes=modes.BF16_GEMM),
     Peer("pytorch eager", op_by_op),
     Peer("torch.compile", op_by_op, compiled=True),
-    Peer("TileKernels", tile_kernels.post),
+    Peer("TileKernels", tile_kernels.post, needs=tile_kernels.MODULES, cuda=True),
 )

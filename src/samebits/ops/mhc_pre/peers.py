@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.bench import tile_kernels
+from samebits.bench import modes, tile_kernels
 from samebits.bench.peers import Peer
 
 _EPS = 1e-6
@@ -35,7 +35,7 @@ def op_by_op(residual: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: 
 
 
 PEERS = (
-    Peer("pytorch eager", op_by_op),
+    Peer("pytorch eager", op_by_op, modes=modes.FP32_GEMM),
     Peer("torch.compile", op_by_op, compiled=True),
-    Peer("TileKernels", tile_kernels.pre),
+    Peer("TileKernels", tile_kernels.pre, needs=tile_kernels.MODULES, cuda=True),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from samebits.bench import modes
 from samebits.bench.peers import Peer
 from samebits.ops.mhc_pre import peers as mhc_pre
 
@@ -19,6 +20,6 @@ def op_by_op(
 
 
 PEERS = (
-    Peer("pytorch eager", op_by_op),
+    Peer("pytorch eager", op_by_op, modes=modes.FP32_GEMM),
     Peer("torch.compile", op_by_op, compiled=True),
 )
