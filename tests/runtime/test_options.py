@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from samebits import registry
@@ -30,6 +32,25 @@ def test_relaxed_options_are_refused(option: str, monkeypatch: pytest.MonkeyPatc
         nvrtc.options(KERNEL, "sm_90a")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--ftz=yes",
+        "--ftz",
+        "true",
+        "-optf",
+        "--options-file=relaxed.txt",
+        "@relaxed.txt",
+        "-arch=compute_90",
+        "-DX=a b",
+    ],
+)
+def test_unknown_options_are_refused(option: str) -> None:
+    """Fails closed: another spelling, a value that is neither exact nor relaxed, a file that nobody has read."""
+    with pytest.raises(ValueError, match="might relax the arithmetic"):
+        nvrtc.refuse_relaxed((*nvrtc.OPTIONS, option))
+
+
 def test_every_build_says_what_it_must_be() -> None:
     for name in registry.names():
         for build in registry.operator(name).backend("cuda").builds():
@@ -43,3 +64,26 @@ def test_options_from_the_environment_are_refused(variable: str, monkeypatch: py
     monkeypatch.setenv(variable, "--use_fast_math")
     with pytest.raises(CompileError, match=variable):
         nvrtc.compile_kernel(KERNEL, "sm_90a")
+
+
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "TORCH_NVCC_FLAGS", "CFLAGS", "CXXFLAGS", "CUDAFLAGS")
+RELAXING = (
+    "--use_fast_math",
+    "-use_fast_math",
+    "--ftz=true --prec-div=false --prec-sqrt=false --fmad=true",
+    "--options-file {file}",
+    "--options-file=missing.txt,{file}",
+    "-optf {file}",
+    '"--use_fast_math',
+)
+
+
+@pytest.mark.parametrize("flags", RELAXING)
+def test_variables_of_nvcc_change_nothing(flags: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NVRTC reads none of them, in whatever spelling: the machine code is the same to the byte."""
+    exact = nvrtc.compile_kernel(KERNEL, "sm_90a")
+    file = tmp_path / "relaxed.txt"
+    file.write_text("--use_fast_math --ftz=true")
+    for variable in NVCC_VARIABLES:
+        monkeypatch.setenv(variable, flags.format(file=file))
+    assert nvrtc.compile_kernel(KERNEL, "sm_90a").cubin == exact.cubin

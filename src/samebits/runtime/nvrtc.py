@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,6 +18,8 @@ from typing import Any
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-default-device")
 _APPENDED = ("NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS")
 """Variables through which NVRTC could take options that we do not see."""
+_EXACT = frozenset(OPTIONS)
+_HARMLESS = re.compile(r"-arch=sm_\d+[af]?|-D[A-Za-z_]\w*=-?\d+")
 _RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=false", "fast_math")
 
 
@@ -55,10 +58,15 @@ def options(kernel: CudaKernel, arch: str) -> tuple[str, ...]:
 
 
 def refuse_relaxed(chosen: tuple[str, ...]) -> None:
+    """Only what is known to keep the arithmetic passes: another spelling, another value or an options file is no exception."""
     for option in chosen:
         if any(word in option for word in _RELAXED):
             raise ValueError(
                 f"option {option!r} relaxes the arithmetic; samebits kernels are only built with exact options"
+            )
+        if option not in _EXACT and not _HARMLESS.fullmatch(option):
+            raise ValueError(
+                f"option {option!r} is none that samebits kernels are built with, so it might relax the arithmetic"
             )
 
 
