@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from samebits import dispatch, registry
+from samebits.checks import DTYPES, dtype_name
 from samebits.runtime import cubin_cache, nvrtc
 from samebits.runtime.nvrtc import Built, CudaKernel
 
@@ -62,7 +63,7 @@ def test_a_damaged_entry_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("name", registry.names())
 def test_no_two_calls_share_a_decision(name: str) -> None:
     """What is decided once per metadata is decided from all of it: contract, dtypes, sizes, strides, alignment, results."""
-    from samebits.verify.operators import draw
+    from samebits.verify.operators import derived, draw
 
     op, spec = registry.operator(name), registry.spec(name)
     decided: dict[str, Any] = {}
@@ -78,10 +79,14 @@ def test_no_two_calls_share_a_decision(name: str) -> None:
         for width, rows in itertools.product((16, 24) if spec.size_limits else (16,), (2, 3)):
             sizes = spec.complete({axis: width for axis, _, _ in spec.size_limits})
             inputs = spec.backward.inputs
-            tensors = [draw(spec, a, range(rows), sizes, 0) if a.axes else torch.ones(rows) for a in inputs]
+            kinds = {a.name: DTYPES[contract.accepted(a)[0]] for a in inputs}
+            known = {a.name: draw(spec, a, range(rows), sizes, 0, kinds[a.name]) for a in inputs if not a.derived}
+            known |= derived(spec, spec.backward, known, sizes)
+            tensors = [known[a.name] for a in inputs]
             label = f"{contract.name} {width} {rows}"
             decide(label, tensors, contract.name)
-            decide(f"{label} bf16", tensors, contract.name, grad_dtype="bfloat16")
+            for dtype in spec.gradient_dtypes_of({name: dtype_name(kind) for name, kind in kinds.items()})[1:]:
+                decide(f"{label} gradients {dtype}", tensors, contract.name, grad_dtype=dtype)
             count = len(spec.backward.results)
             for index in range(count if count > 1 else 0):
                 mask = [i == index for i in range(count)]
@@ -96,9 +101,10 @@ def test_no_two_calls_share_a_decision(name: str) -> None:
                 if arg.axes and arg.rows:
                     wide = torch.cat([one, one], dim=-1)[..., : one.shape[-1]]
                     decide(f"{label} pitch {arg.name}", changed(tensors, index, wide), contract.name)
-                for dtype in contract.accepted(arg)[1:]:
-                    other = one.to(getattr(torch, dtype))
-                    decide(f"{label} {arg.name} {dtype}", changed(tensors, index, other), contract.name)
+                kin = spec.backward.kin(arg.name)
+                for dtype in contract.accepted(arg)[1:] if arg.name == kin[0] else ():
+                    cast = [t.to(DTYPES[dtype]) if a.name in kin else t for a, t in zip(inputs, tensors, strict=True)]
+                    decide(f"{label} {arg.name} {dtype}", cast, contract.name)
     assert len(set(decided.values())) == len(decided)
 
 
