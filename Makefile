@@ -7,13 +7,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start processes that import torch: compiling its sources in each would take longer than what they test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint gpu wheel clean
 
 demo: $(READY)
 	$(BIN)/samebits demo
 
+# One thread in each of the two processes, because four would wait for each other on two cores; work is stolen, because a test
+# of a minute may come last.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-skips
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --no-skips
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from audit.planted import EXACT, nvrtc_build
+
+from samebits.audit import sass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_cubin_is_disassembled_once() -> Iterator[None]:
+    """The same planted code is read by many tests, and the disassembler takes longer to start than to read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sass, "disassemble", functools.cache(sass.disassemble))
+        yield
 
 
 @pytest.fixture

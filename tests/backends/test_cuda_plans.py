@@ -26,15 +26,21 @@ CASES = [
     for backward in (False, True)
     for contract in registry.spec(name).contracts
 ]
-COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head")
-"""They launch kernels of several operators; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py."""
+COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head", "timestep_mlp")
+"""They launch kernels one behind the other; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py and
+test_timestep_mlp.py."""
 NOT_READ = {
+    "backward": ("table",),
     "backward_gamma": ("grad_residual", "gamma", "rstd"),
     "backward_residual": ("residual",),
     "fast_sums": ("weight",),
     "grad_x": ("grad_proj",),
     "grad_weight_ascending": ("grad_proj", "weight"),
     "fast_grad_weight": ("grad_proj", "weight"),
+    "table_fma": ("temb", "bias"),
+    "grad_act": ("grad_table", "temb"),
+    "grad_weight_few": ("grad_table", "temb", "weight"),
+    "grad_weight_many": ("grad_table", "temb", "weight"),
 }
 """Inputs that one of the kernels leaves alone, or reads number by number."""
 
@@ -118,9 +124,8 @@ def test_one_misaligned_input_is_enough(name: str, backward: bool, contract: str
     for step in by_vectors(call_of(name, backward, contract, 9, 3585)) if registry.spec(name).size_limits else ():
         assert dict(step.kernel.defines)["VEC"] == 1
     for arg in registry.spec(name).direction(backward).inputs:
-        if arg.axes and not arg.name.startswith(
-            "start_"
-        ):  # nor by vectors: a single number per row, the start of a fold
+        # Not by vectors: a single number per row, integers, the start of a fold.
+        if arg.axes and not arg.integer and not arg.name.startswith("start_"):
             for step in by_vectors(call_of(name, backward, contract, 9, 3584, misaligned=arg.name)):
                 if arg.name not in NOT_READ.get(step.kernel.entry, ()):
                     assert dict(step.kernel.defines)["VEC"] == 1, (arg.name, step)

@@ -329,8 +329,30 @@ def let_scalars_be_loop_bounds() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def patch_the_language_once() -> None:
+    """Triton patches its whole language anew in every call of a device function, which takes longer than the function.
+
+    What it puts there depends only on whether a function sees ``tl``, ``tl.core`` or both, and nothing else runs in this
+    process, so one patch for each of these stays.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    def patch_new(function: Any) -> Any:
+        seen = tuple(any(value is module for value in function.__globals__.values()) for module in (tl, tl.core))
+        if seen not in patched:
+            patched.add(seen)
+            patch(function)
+        return interpreter._LangPatchScope()  # with nothing in it to restore
+
+    interpreter._patch_lang = patch_new
+
+
 def main() -> None:
     let_scalars_be_loop_bounds()
+    patch_the_language_once()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     orders_differ_on_this_data()

@@ -31,7 +31,10 @@ def _enter(rank: int, world: int, store: str, backend: str, function: Callable[.
 
 def on_ranks(world: int, function: Callable[..., Any], backend: str = "gloo") -> list[Any]:
     """What ``function()`` returned on each rank. It must be importable, and return something picklable without tensors."""
-    context = mp.get_context("spawn")
+    # Importing torch takes seconds. A server that has done so, and nothing else yet, forks the ranks; with CUDA they start anew.
+    context = mp.get_context("spawn" if backend == "nccl" else "forkserver")
+    if backend != "nccl":
+        context.set_forkserver_preload(["torch.distributed"])
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")

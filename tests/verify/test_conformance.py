@@ -64,15 +64,16 @@ def layouts(tests):
 @pytest.mark.parametrize("op", sorted(REFERENCE))
 def test_a_right_backend_passes(plant, op):
     tests = plant(op, plans=2)
-    bits(tests)
-    layouts(tests)
-    for backward in (False, True):
-        tests.test_any_strides(PLANTED, backward)
-        tests.test_batch_axes_in_any_order(PLANTED, backward)
-        tests.test_results_are_fully_written(PLANTED, "ascending", backward)
-    tests.test_inputs_are_left_alone(PLANTED, "ascending")
-    tests.test_special_rows_leave_their_neighbours_alone(PLANTED, "ascending")
-    tests.test_check_passes(PLANTED, "ascending")
+    with bits_module.quick_folds():  # nothing is to be found here, so each sum may be one call
+        bits(tests)
+        layouts(tests)
+        for backward in (False, True):
+            tests.test_any_strides(PLANTED, backward)
+            tests.test_batch_axes_in_any_order(PLANTED, backward)
+            tests.test_results_are_fully_written(PLANTED, "ascending", backward)
+        tests.test_inputs_are_left_alone(PLANTED, "ascending")
+        tests.test_special_rows_leave_their_neighbours_alone(PLANTED, "ascending")
+        tests.test_check_passes(PLANTED, "ascending")
 
 
 def flip(tensor):
