@@ -16,7 +16,7 @@ from samebits import registry
 from samebits.audit.build import Build
 from samebits.runtime import triton_build, triton_launch
 
-OPERATORS = registry.names()
+OPERATORS = [name for name in registry.names() if any(b.name == "triton" for b in registry.spec(name).backends)]
 
 
 def builds(operator: str) -> tuple[Build, ...]:

@@ -16,7 +16,7 @@ from samebits.bench.run import Settings, run
 
 OPS = registry.names()
 SMALL = (("D", 64),)
-SIZES = {"D": 64, "N": 24, "K": 96}
+SIZES = {"D": 64, "N": 24, "K": 96, "F": 40, "R": 6, "H": 64}
 
 
 def small(name):

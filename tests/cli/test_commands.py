@@ -87,9 +87,10 @@ def test_commit_can_be_stated(monkeypatch):
     assert environment._commit() == "abc123"
 
 
-@pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("backend", ["cuda", "triton", "reference"])
+@pytest.mark.parametrize(
+    ("name", "backend"), [(name, backend.name) for name in registry.names() for backend in registry.spec(name).backends]
+)
 def test_explain_needs_no_gpu(name, backward, backend):
     for rows in ("0", "1", "100000"):
         result = call("explain", name, "--rows", rows, "--backend", backend, *(["--backward"] if backward else []))
@@ -102,7 +103,7 @@ def test_explain_needs_no_gpu(name, backward, backend):
             for r in registry.spec(name).default_contract.reductions
             if r.result in {x.name for x in direction.results}
         ]
-        assert orders
+        assert orders or any(r.result.startswith("grad_") for r in registry.spec(name).default_contract.reductions)
         for reduction in orders:
             assert " ".join(f"{reduction.result} over {reduction.over}: {reduction.order}".split()) in shown
 

@@ -49,7 +49,7 @@ def upstream_dtype(spec: OpSpec, case: Case, arg: TensorArg) -> str:
     """The dtype of one backward input."""
     if not arg.name.startswith("grad_"):
         return arg.dtypes[0]
-    if case.grads == "float32":
+    if case.grads == "float32" and len(spec.backward.kin(arg.name)) == 1:
         return "float32" if "float32" in arg.dtypes else arg.dtypes[0]
     return result_dtype(spec.forward, spec.forward.result(arg.name.removeprefix("grad_")))
 

@@ -30,7 +30,8 @@ class Layout(Base):
             return False
         for changed in [*cases, [case[0] for case in cases]]:
             mixed = [views[i] if i in changed else t for i, t in enumerate(tensors)]
-            given = self.consistent(subject, [t for t in mixed if t is not None], backward, changed)
+            alone = changed if len(changed) == 1 else ()  # together with other values it would not follow from them
+            given = self.consistent(subject, [t for t in mixed if t is not None], backward, alone)
             dense = [None if t is None else t.clone(memory_format=torch.contiguous_format) for t in given]
             with dispatch.policy("silent"):
                 got = self.run(subject, given, backward)
@@ -47,7 +48,8 @@ class Layout(Base):
         for width in self.widths(1, 17, self.width, *((4096,) if target.device == "cuda" else ())):
             subject = self.subject(target, width=width, rows=12)
             tensors = self.inputs(subject, subject.batch(range(12)), backward)
-            assert self._assert_layout(subject, tensors, backward, LAYOUTS[layout])
+            made = self._assert_layout(subject, tensors, backward, LAYOUTS[layout])
+            assert made or max(t.dim() for t in tensors) < 2  # some layouts are of rows with columns
 
     def test_dense_rows_are_read_in_place(self, target: Target, backward: bool) -> None:
         # A8: any row stride, also 0 and overlapping, is read where it is; only a last axis that is not dense is copied.
@@ -74,7 +76,8 @@ class Layout(Base):
         # C3, A10
         subject = self.subject(target)
         tensors = self.inputs(subject, subject.batch([0]), backward)
-        assert self._assert_layout(subject, tensors, backward, first_row_far_stride)
+        made = self._assert_layout(subject, tensors, backward, first_row_far_stride)
+        assert made or max(t.dim() for t in tensors) < 2
 
     def test_batch_axes_in_any_order(self, target: Target, backward: bool) -> None:
         # A7: the row pitch of a three-dimensional slice; A2: permuted batch axes.
