@@ -35,7 +35,8 @@ GATE = OpSpec(
     contracts=(
         Contract("tiles", "", "portable", (Reduction("grad_gate", "T", "tiles"),), (), chain_rows=0),
         Contract(
-            "narrow", "", "portable", (Reduction("grad_gate", "T", "tiles"),), (), dtypes=(("residual", KINDS[:2]), ("gate", KINDS[:2]))
+            *("narrow", "", "portable", (Reduction("grad_gate", "T", "tiles"),), ()),
+            dtypes=(("residual", KINDS[:2]), ("gate", KINDS[:2])),
         ),
     ),
     backends=(BackendSpec("reference"),),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits import dispatch
+from samebits import dispatch, observers
 from samebits.autograd import as_tuple, autograd_function, refuse_second_derivative, refuse_tangents
 from samebits.checks import DTYPES, Request, Shapes, as_rows, check, dtype_name, layout_of, obstacle
 from samebits.contract import OpSpec, Pass, Result, TensorArg
@@ -241,6 +241,7 @@ class Operator:
                     run(call, decision.choice.plan, inputs, rows, named)
             else:
                 run(call, decision.choice.plan, inputs, rows, named)
+        observers.tell(self.name, backward, request.tensors, results, decision)
         return tuple(results)
 
     def _enforce_policy(self, ready: Decision, asked: str | None) -> None:

@@ -34,11 +34,17 @@ class Command:
 COMMANDS = (
     Command("check", "samebits.cli.check", "check", "Run the four checks on an operator or on any callable of yours."),
     Command("accept", "samebits.cli.accept", "accept", "Hold a provider of a model's operators to the oracle, byte by byte."),
+    Command("replay", "samebits.cli.replay", "replay", "Replay a model's chain of operators beside the model's own code."),
+    Command("prepare", "samebits.cli.prepare", "prepare", "Fetch and verify the tensors of a checkpoint that a replay needs."),
     Command("explain", "samebits.cli.explain", "explain", "Which backend and plan a call would take, and its orders."),
     Command("list", "samebits.cli.listing", "list_operators", "Operators, contracts, backends, and where each was proven."),
     Command("env", "samebits.cli.env", "env", "GPU, driver, torch, triton, nvrtc, commit."),
     Command("audit", "samebits.cli.audit", "audit", "Judge compiled kernels, ours or foreign, by the rules of a contract."),
     Command("bench", "samebits.cli.bench", "bench", "Time an operator beside its peers, with its bits verified in the same run."),
+    Command("compare", "samebits.cli.compare", "compare", "Every peer of an operator: bits, invariance, error, time, memory."),
+    Command("trace", "samebits.cli.trace", "trace", "Record what a model computes, as digests in execution order."),
+    Command("drift", "samebits.cli.drift", "drift", "Name the first operation that differs between two traces."),
+    Command("invariance", "samebits.cli.invariance", "invariance", "Name the first module whose rows depend on the batch."),
     Command("demo", "samebits.cli.demo", "demo", "The main job on a CPU: checks, audit, a real decoder layer, the report."),
     Command("report", "samebits.cli.report", "report", "Write one self-contained HTML page from recorded results."),
 )  # fmt: skip
@@ -116,7 +122,14 @@ def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
             package = (error.name or "").split(".")[0]
-            extra = {"cuda": "cuda", "triton": "triton", "matplotlib": "report", "transformers": "models"}.get(package)
+            extra = {
+                "cuda": "cuda",
+                "triton": "triton",
+                "matplotlib": "report",
+                "transformers": "models",
+                "diffusers": "models",
+                "safetensors": "models",
+            }.get(package)
             cure = f": pip install 'samebits[{extra}]'" if extra else ""
             typer.echo(f"error: this needs the module {error.name!r}, which is not installed{cure}", err=True)
             raise typer.Exit(2) from None

@@ -68,11 +68,13 @@ def draw(sample: str, word: Words) -> Values:
         return np.ldexp((1 << 19) + _bell(word), -19)
     if sample == "positive":
         return np.ldexp(((word >> np.uint64(42)) + np.uint64(1 << 18)).astype(np.int64), -22)
+    if sample == "unit":
+        return np.ldexp((word >> np.uint64(42)).astype(np.int64), -22)
     if sample == "small":
         return np.ldexp(_bell(word), -24)
     if sample == "ones":
         return np.ones(word.shape)
-    raise ValueError(f"no sample named {sample!r}; choose one of 'normal', 'weight', 'positive', 'small', 'ones'")
+    raise ValueError(f"no sample named {sample!r}; choose one of 'normal', 'weight', 'positive', 'unit', 'small', 'ones'")
 
 
 def shape_values(pattern: str, values: Values, word: Words, dtype: torch.dtype, tiny: tuple[int, ...] = TINY) -> Values:

@@ -4,21 +4,25 @@ All of it is integer arithmetic that no order of summation can change, so a CPU 
 
 1. the bytes, in index order and little-endian, are cut into chunks of 1024; a chunk, as signed 8-bit numbers, times a fixed
    key matrix gives a vector of 16 32-bit sums. This is an 8-bit matrix product: it reads the bytes once and writes 1/16 of that;
-2. while more than 4096 vectors are left, their bytes go through step 1 again, with keys of their own for each level;
+2. while more than 256 vectors are left, their bytes go through step 1 again, with keys of their own for each level;
 3. each remaining 32-bit sum times its own 64-bit key, added modulo 2**64; twice, with other keys, is 128 bits. The number of
    bytes times a key is added at the end, so that zeros at the end count.
 
+Steps 1 and 2 are launched when a tensor is recorded, and leave at most 16 KiB; step 3 is for the host, when all is read back.
 How unlikely a collision is stands in the README. The keys are public: this finds accidents, it is no signature.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 NAME = "samebits-128-1"
 """Name of the definition above, stated in every trace: digests of different definitions are not comparable."""
@@ -26,14 +30,16 @@ CHUNK = 1024
 COLUMNS = 16
 FAN_IN = CHUNK // (4 * COLUMNS)
 """Vectors that make one chunk of the next level."""
-LAST = 4096
+LAST = 256
 """Most vectors that the last step takes."""
 LANES = 2
 _ALIGNMENT = 16
 _BLOCK = 8192
 """Chunks converted to FP32 at a time; bounds the memory of that path to 32 MiB."""
-_SMALLEST_INTEGER_PRODUCT = 17
-"""``torch._int_mm`` takes no fewer rows than this on a GPU."""
+_FEWEST_ROWS = 32
+"""``torch._int_mm`` wants more than 16 rows on a GPU."""
+_FEW_CHUNKS = 64
+"""Below this a tensor that ends in the middle of a chunk is copied as a whole; that is cheaper than two launches."""
 
 
 def key_bytes(name: str, count: int) -> bytes:
@@ -61,31 +67,40 @@ def obstacle(tensor: Tensor) -> str | None:
     return None
 
 
-def lanes(tensor: Tensor, lead: int = 0) -> tuple[Tensor, Tensor | None, int]:
-    """Digest of the whole tensor, shape (1, 2), and of every row, (rows, 2) or None; int64 on the tensor's device.
+def vectors(tensor: Tensor, lead: int = 0, axis: int = 0) -> tuple[Tensor, Tensor | None, int]:
+    """Steps 1 and 2 for the whole tensor, int32 (1, n, 16), and for every row, (rows, n, 16) or None, on the tensor's device.
 
-    ``lead`` axes in front count the rows; with 0 there are none. Also the bytes of a row. :func:`text` makes the digest of them.
-    Where a row is a multiple of 1024 bytes, both come from one pass over the bytes.
+    ``lead`` axes from ``axis`` on count the rows; with 0 there are none. Also the bytes of a row. Where the rows are in front and
+    a multiple of 1024 bytes, both come from one pass over the bytes. Continued by :func:`sums` and :func:`text`.
     """
-    with torch.no_grad(), _plain(tensor.device):
+    with _plain(tensor.device):
         data = _bytes(tensor)
-        size = data.numel()
+        flat = data.view(1, -1)
         if lead == 0:
-            return _finish(_vectors(data.view(1, size), 1)), None, 0
-        rows = math.prod(tensor.shape[:lead])
-        width = size // rows if rows else 0
-        vectors = _vectors(data.view(rows, width), 1)
-        if width % CHUNK == 0 and width:
-            whole = vectors.view(1, -1, COLUMNS)
-        else:
-            whole = _vectors(data.view(1, size), 1)
-        return _finish(whole), _finish(vectors), width
+            return _reduced(_chunks(flat, 1)), None, 0
+        front = tensor.movedim(tuple(range(axis, axis + lead)), tuple(range(lead))) if axis else tensor
+        rows = math.prod(front.shape[:lead])
+        width = data.numel() // rows if rows else 0
+        by_row = _chunks((_bytes(front) if axis else data).view(rows, width), 1)
+        shared = axis == 0 and width > 0 and width % CHUNK == 0
+        whole = by_row.view(1, -1, COLUMNS) if shared else _chunks(flat, 1)
+        return _reduced(whole), _reduced(by_row), width
 
 
-def text(low: int, high: int, size: int) -> str:
-    """The digest as 32 hex digits, from the two sums of ``size`` bytes."""
-    words = ((lane + size * key) % 2**64 for lane, key in zip((low, high), LENGTH_KEYS, strict=True))
-    return "".join(f"{word:016x}" for word in words)
+def sums(found: Tensor) -> Tensor:
+    """Step 3 without the number of bytes: int32 (m, n, 16), n at most 256, to int64 (m, 2)."""
+    return (found.unsqueeze(-1) * _last_keys(found.device)[: found.shape[1]]).sum((1, 2))
+
+
+def text(found: Tensor, size: int) -> str:
+    """Digests as 32 hex digits each, one after the other, from :func:`sums` on the host, (m, 2), of ``size`` bytes each."""
+    lengths = torch.tensor([_signed(size * key) for key in LENGTH_KEYS], dtype=torch.int64, device="cpu")
+    return (found + lengths).numpy().astype(">i8").tobytes().hex()
+
+
+def _signed(value: int) -> int:
+    """The 64-bit number with the same bits modulo 2**64."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 def digest(tensor: Tensor) -> str:
@@ -93,8 +108,9 @@ def digest(tensor: Tensor) -> str:
     why = obstacle(tensor)
     if why is not None:
         raise ValueError(f"cannot digest: {why}")
-    low, high = lanes(tensor)[0].view(LANES).tolist()
-    return text(low, high, tensor.numel() * tensor.element_size())
+    whole, _, _ = vectors(tensor)
+    with _plain(tensor.device):
+        return text(sums(whole).cpu(), tensor.numel() * tensor.element_size())
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -110,7 +126,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     return dense.view(torch.int8)
 
 
-def _vectors(data: Tensor, level: int) -> Tensor:
+def _chunks(data: Tensor, level: int) -> Tensor:
     """Step 1: int8 (m, bytes) to int32 (m, chunks, 16). A last chunk that is not full counts as filled up with zeros."""
     many, width = data.shape
     full, tail = divmod(width, CHUNK)
@@ -118,35 +134,37 @@ def _vectors(data: Tensor, level: int) -> Tensor:
         return torch.zeros(many, 0, COLUMNS, dtype=torch.int32, device=data.device)
     if tail == 0:
         return _product(data.reshape(-1, CHUNK), level).view(many, full, COLUMNS)
-    if many == 1 and full:  # the many full chunks are read in place, only the tail is copied
+    if many == 1 and full >= _FEW_CHUNKS:  # they are read in place, only the tail is copied
         parts = (data[:, : full * CHUNK], data[:, full * CHUNK :])
-        return torch.cat([_vectors(part, level) for part in parts], dim=1)
+        return torch.cat([_chunks(part, level) for part in parts], dim=1)
     if full:
-        return _vectors(torch.nn.functional.pad(data, (0, CHUNK - tail)), level)
+        return _chunks(torch.nn.functional.pad(data, (0, CHUNK - tail)), level)
     if width % _ALIGNMENT:
         data = torch.nn.functional.pad(data, (0, -width % _ALIGNMENT))
     return _product(data, level).view(many, 1, COLUMNS)
 
 
-def _finish(vectors: Tensor) -> Tensor:
-    """Steps 2 and 3: int32 (m, chunks, 16) to int64 (m, 2)."""
+def _reduced(found: Tensor) -> Tensor:
+    """Step 2: int32 (m, chunks, 16) to at most 256 vectors."""
     level = 2
-    while vectors.shape[1] > LAST:
-        many, count, _ = vectors.shape
-        vectors = torch.nn.functional.pad(vectors, (0, 0, 0, -count % FAN_IN))
-        vectors = _vectors(vectors.reshape(many, -1).view(torch.int8), level)
+    while found.shape[1] > LAST:
+        many, count, _ = found.shape
+        if count % FAN_IN:
+            found = torch.nn.functional.pad(found, (0, 0, 0, -count % FAN_IN))
+        found = _chunks(found.reshape(many, -1).view(torch.int8), level)
         level += 1
-    keys = _last_keys(vectors.device)[: vectors.shape[1]]
-    return (vectors.unsqueeze(-1) * keys).sum((1, 2))
+    return found
 
 
 def _product(data: Tensor, level: int) -> Tensor:
     """int8 (n, k) times the first k rows of the keys, k at most 1024: int32 (n, 16), exact."""
-    keys = _chunk_keys(level, data.device)
-    width = data.shape[1]
-    if data.shape[0] >= _SMALLEST_INTEGER_PRODUCT and integer_product_is_exact(data.device):
-        return torch._int_mm(data, keys[:, :width].t())
-    return _float_product(data, keys[:, :width])
+    keys = _chunk_keys(level, data.device)[:, : data.shape[1]]
+    if not integer_product_is_exact(data.device):
+        return _float_product(data, keys)
+    count = data.shape[0]
+    if data.is_cuda and count < _FEWEST_ROWS:
+        return torch._int_mm(torch.nn.functional.pad(data, (0, 0, 0, _FEWEST_ROWS - count)), keys.t())[:count]
+    return torch._int_mm(data, keys.t())
 
 
 def _float_product(data: Tensor, keys: Tensor) -> Tensor:
@@ -174,26 +192,19 @@ def integer_product_is_exact(device: torch.device) -> bool:
         return False
 
 
-class _Plain:
-    """Nothing of the caller's modes may touch the arithmetic: autocast would round the sums of the FP32 product."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._autocast = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else None
-        # Buffers and keys outlive this call; made under inference mode they could not be written later.
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-
-    def __enter__(self) -> None:
-        for mode in (self._inference, self._autocast):
-            if mode is not None:
-                mode.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for mode in (self._autocast, self._inference):
-            if mode is not None:
-                mode.__exit__(*error)
-
-
-_plain = _Plain
+@contextlib.contextmanager
+def _plain(device: torch.device) -> Iterator[None]:
+    """Nothing of the caller's modes may touch the arithmetic or see it: autocast would round the sums of the FP32 product, a
+    dispatch mode would count or cache our operations, and keys made under inference mode could not be used outside."""
+    with torch._C.DisableTorchFunction(), torch.no_grad(), contextlib.ExitStack() as modes:
+        if torch._C._len_torch_dispatch_stack():
+            modes.enter_context(_disable_current_modes())
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
+        if torch.is_autocast_enabled(device.type):
+            modes.enter_context(torch.autocast(device.type, enabled=False))
+        yield
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -203,11 +214,18 @@ _plain = _Plain
 def _chunk_keys(level: int, device: torch.device) -> Tensor:
     """int8 (16, 1024), one column of the product after the other."""
     raw = bytearray(key_bytes(f"chunk{level}", COLUMNS * CHUNK))
-    return torch.frombuffer(raw, dtype=torch.int8).view(COLUMNS, CHUNK).to(device)
+    return _settled(torch.frombuffer(raw, dtype=torch.int8).view(COLUMNS, CHUNK).to(device))
 
 
 @functools.cache
 def _last_keys(device: torch.device) -> Tensor:
-    """int64 (4096, 16, 2)."""
+    """int64 (256, 16, 2)."""
     raw = bytearray(key_bytes("last", LAST * COLUMNS * LANES * 8))
-    return torch.frombuffer(raw, dtype=torch.int64).view(LAST, COLUMNS, LANES).to(device)
+    return _settled(torch.frombuffer(raw, dtype=torch.int64).view(LAST, COLUMNS, LANES).to(device))
+
+
+def _settled(keys: Tensor) -> Tensor:
+    """Keys are used on any stream, so their copy must have arrived."""
+    if keys.is_cuda:
+        torch.cuda.synchronize(keys.device)
+    return keys

@@ -8,9 +8,11 @@ from typing import Any, Literal
 Kind = Literal["module", "operator", "parameter", "gradient"]
 Phase = Literal["forward", "backward", "recompute"]
 KINDS = ("module", "operator", "parameter", "gradient")
-PHASES = ("forward", "backward", "recompute")
+PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 ROOT = "(model)"
 """Path of the outermost module."""
+SHARD = "shard of "
+"""How the note of a part of a distributed tensor begins."""
 HEX = 32
 """Hex digits of one digest."""
 
@@ -28,6 +30,8 @@ class TensorRecord:
     digest: str | None = None
     row_shape: tuple[int, ...] | None = None
     """The axes that count the rows, where row digests were asked for."""
+    row_axis: int | None = None
+    """The first of them."""
     rows: str | None = None
     """Digests of the rows one after the other, 32 hex digits each."""
     kept: str | None = None
@@ -37,6 +41,18 @@ class TensorRecord:
     def row(self, index: int) -> str:
         assert self.rows is not None
         return self.rows[HEX * index : HEX * (index + 1)]
+
+    @property
+    def is_shard(self) -> bool:
+        """The part of a distributed tensor that lies on this rank."""
+        return self.note.startswith(SHARD)
+
+    @property
+    def one_row(self) -> tuple[int, ...] | None:
+        """Shape of a single row; None where there are none."""
+        if self.row_shape is None or self.row_axis is None or self.rows is None:
+            return None
+        return self.shape[: self.row_axis] + self.shape[self.row_axis + len(self.row_shape) :]
 
     @property
     def row_count(self) -> int:

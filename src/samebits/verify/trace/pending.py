@@ -1,8 +1,7 @@
-"""Digests on their way: device buffers that are read back once, so that recording never waits for the device."""
+"""Digests on their way: what was launched on the devices and is read back once, so that recording never waits for them."""
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import dataclass
 
@@ -12,21 +11,20 @@ from torch import Tensor
 from samebits.verify.trace import digest
 from samebits.verify.trace.events import TensorRecord
 
-BLOCK = 1 << 14
-"""Digests per buffer (256 KiB)."""
-BOUND = 1 << 20
-"""Digests in flight on all devices (16 MiB), after which everything is read back: the one place that waits."""
+BOUND = 64 << 20
+"""Bytes in flight on all devices, after which everything is read back: the one place that waits. A tensor takes at most 16 KiB, a
+row as much as a tensor of its size."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
     record: TensorRecord
-    buffer: Tensor
-    """int64 (digests, 2): the whole tensor first, then its rows."""
-    start: int
-    rows: int
+    whole: Tensor
+    rows: Tensor | None
     size: int
+    """Bytes of the tensor."""
     width: int
+    """Bytes of a row."""
 
 
 class Pending:
@@ -34,24 +32,21 @@ class Pending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks: dict[torch.device, tuple[Tensor, int]] = {}
         self._waiting: list[_Waiting] = []
-        self._count = 0
+        self._bytes = 0
+        self.error: RuntimeError | None = None
+        """What the device raised when digests were read; those are lost, and their records say so."""
 
-    def add(self, record: TensorRecord, tensor: Tensor, lead: int) -> None:
-        """Launch the digest of ``tensor`` as it is now, and of its rows (``lead`` axes in front); ``record`` gets them later."""
-        whole, by_row, width = digest.lanes(tensor, lead)
-        rows = 0 if by_row is None else by_row.shape[0]
+    def add(self, record: TensorRecord, tensor: Tensor, lead: int = 0, axis: int = 0) -> None:
+        """Launch the digest of ``tensor`` as it is now, and of its rows (``lead`` axes from ``axis`` on).
+
+        ``record`` gets them when they are read.
+        """
+        whole, rows, width = digest.vectors(tensor, lead, axis)
         with self._lock:
-            buffer, start = self._claim(tensor.device, 1 + rows)
-            with torch.no_grad():
-                buffer[start : start + 1].copy_(whole)
-                if by_row is not None:
-                    buffer[start + 1 : start + 1 + rows].copy_(by_row)
-            size = tensor.numel() * tensor.element_size()
-            self._waiting.append(_Waiting(record, buffer, start, rows, size, width))
-            self._count += 1 + rows
-            if self._count > BOUND:
+            self._waiting.append(_Waiting(record, whole, rows, tensor.numel() * tensor.element_size(), width))
+            self._bytes += whole.nbytes + (0 if rows is None else rows.nbytes)
+            if self._bytes > BOUND:
                 self._read()
 
     def read(self) -> None:
@@ -59,33 +54,43 @@ class Pending:
         with self._lock:
             self._read()
 
-    def _claim(self, device: torch.device, count: int) -> tuple[Tensor, int]:
-        buffer, used = self._blocks.get(device, (None, 0))
-        if buffer is None or used + count > buffer.shape[0]:
-            with torch.inference_mode(False):
-                buffer, used = torch.empty(max(BLOCK, count), digest.LANES, dtype=torch.int64, device=device), 0
-        self._blocks[device] = (buffer, used + count)
-        return buffer, used
-
     def _read(self) -> None:
-        waiting, self._waiting, self._blocks, self._count = self._waiting, [], {}, 0
-        for device in {w.buffer.device for w in waiting if w.buffer.is_cuda}:
-            torch.cuda.synchronize(device)  # the digests were launched on whatever streams the model used
-        read: dict[int, list[list[int]]] = {}
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        made = [found for w in waiting for found in (w.whole, w.rows) if found is not None]
+        try:
+            here = _to_host(made)
+        except RuntimeError as error:  # a kernel of the run failed, and the device with it
+            self.error = self.error or error
+            for w in waiting:
+                w.record.note = f"lost: {type(error).__name__} when it was read"
+                w.record.row_shape = w.record.row_axis = None
+            return
         for w in waiting:
-            values = read.get(id(w.buffer))
-            if values is None:
-                values = read[id(w.buffer)] = w.buffer.cpu().tolist()
-            w.record.digest = digest.text(*values[w.start], w.size)
-            if w.record.row_shape is not None:
-                rows = values[w.start + 1 : w.start + 1 + w.rows]
-                w.record.rows = "".join(digest.text(*row, w.width) for row in rows)
+            w.record.digest = digest.text(digest.sums(here[id(w.whole)]), w.size)
+            if w.rows is not None:
+                w.record.rows = digest.text(digest.sums(here[id(w.rows)]), w.width)
 
 
-def row_lead(shape: tuple[int, ...], axes: int) -> int:
-    """How many axes in front of this shape count its rows when ``axes`` were declared: one is left as the row, if there is one."""
-    return min(axes, max(len(shape) - 1, 1)) if shape and axes else 0
+def _to_host(made: list[Tensor]) -> dict[int, Tensor]:
+    """The tensors by id, on the host: one copy per device, behind everything that was launched there on any stream."""
+    found: dict[int, Tensor] = {}
+    for device in {t.device for t in made}:
+        there = [t for t in made if t.device == device]
+        if device.type == "cpu":
+            found |= {id(t): t for t in there}
+            continue
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        with torch.no_grad():
+            parts = torch.cat([t.reshape(-1) for t in there]).cpu().split([t.numel() for t in there])
+        found |= {id(t): part.view(t.shape) for t, part in zip(there, parts, strict=True)}
+    return found
 
 
-def row_count(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
+def row_axes(shape: tuple[int, ...], axes: int, first: int = 0) -> int:
+    """How many axes of this shape, from ``first`` on, count its rows when ``axes`` were declared. One axis is left to be the row,
+    if there is one; 0 where the shape ends before them."""
+    rest = len(shape) - first
+    if not axes or rest <= 0:
+        return 0
+    return min(axes, rest if first else max(rest - 1, 1))

@@ -1,0 +1,206 @@
+"""``samebits replay``: a model's chain of operators beside the model's own code, stage by stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samebits.cli.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from samebits.models.minimax_h3.replay import Replay
+    from samebits.models.minimax_h3.weights import Weights
+
+MODELS = {"minimax-h3": ("conditioning",)}
+"""Model to the parts of it that can be replayed."""
+TIMESTEPS = "1,2,3,4"
+SEQ_LENS = {"cuda": "3,257,4097,32768", "cpu": "3,257"}
+WIDTH_ON_CPU = 64
+
+
+def replay(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="minimax-h3.")],
+    stage: Annotated[str, typer.Option(help="The part of the model: conditioning.")],
+    timesteps: Annotated[str, typer.Option(metavar="T,...", help="Numbers of distinct timesteps.")] = TIMESTEPS,
+    seq_lens: Annotated[
+        str | None,
+        typer.Option(metavar="S,...", help=f"Rows. Default: {SEQ_LENS['cuda']}; on a CPU {SEQ_LENS['cpu']}."),
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Replay the gradients too.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="Folder of `samebits prepare minimax-h3`.")] = None,
+    synthetic: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Random weights, the same bits on every machine.")
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            help=f"A reduced model of this hidden size (synthetic weights). Default on a CPU: {WIDTH_ON_CPU}."
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The peer: diffusers, or provider, its replay in eager torch.")
+    ] = None,
+    bind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE=MODULE:FUNCTION", help="Run a stage by a callable of yours. Repeatable."),
+    ] = None,
+    contract: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE=NAME", help="Contract of a stage's operator. Repeatable.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="Of our operators: cuda, triton or reference.")] = None,
+    layout: Annotated[str, typer.Option(help="interleaved or block.")] = "interleaved",
+    seed: Annotated[int, typer.Option(help="Of timesteps, layout, rows and upstream gradients.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU if there is one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for replay.json and index.html.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+) -> None:
+    """Run every stage by our operators and by diffusers on the same inputs; compare bits, rows and distance from FP64.
+
+    Per stage: repeat, a row alone beside the row in the batch (ours and the peer's), bits chained and isolated, error. The
+    weights are those of --weights, of the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS, or synthetic ones with seed 0.
+
+    Exit code 0: every promise was kept, 1: one was not, 2: wrong use.
+    """
+    if model not in MODELS:
+        raise UserError(f"no model {model!r} can be replayed; choose {', '.join(MODELS)}")
+    if stage not in MODELS[model]:
+        raise UserError(f"--stage {stage}: of {model}, choose {', '.join(MODELS[model])}")
+    counts = _numbers("--timesteps", timesteps)
+    if weights is not None and (synthetic is not None or width is not None):
+        raise UserError("--weights are the released ones; leave --synthetic and --width out")
+    bindings, contracts = _pairs("--bind", bind or []), _pairs("--contract", contract or [])
+
+    from samebits.cli import output
+    from samebits.models.minimax_h3 import candidate as candidates
+    from samebits.models.minimax_h3 import replay as replaying
+    from samebits.models.minimax_h3 import stages
+    from samebits.report.pages import tables_page
+    from samebits.report.replays import page
+
+    where = _device(device)
+    lengths = _numbers("--seq-lens", seq_lens or SEQ_LENS[where.type])
+    candidate = candidates.Candidate(bindings, backend, contracts)
+    _refuse_what_cannot_run(candidate, layout, counts, lengths, against)
+    loaded = _weights(weights, synthetic, width, where).to(where)
+    try:
+        with _progress() as progress:
+            result = replaying.replay(
+                loaded,
+                timesteps=counts,
+                seq_lens=lengths,
+                candidate=candidate,
+                against=against,
+                layout=layout,
+                seed=seed,
+                with_backward=backward,
+                progress=progress,
+            )
+    except stages.StageError as error:
+        typer.echo(f"samebits replay: {error}", err=True)
+        raise typer.Exit(1) from error
+    content = result.to_json()
+    _show(result, output.console())
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    if json_file is not None:
+        json_file.write_text(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "replay.json").write_text(text)
+        (out / "index.html").write_text(tables_page(page(content)))
+        output.console().print(f"report: {out / 'index.html'}", highlight=False)
+    raise typer.Exit(0 if result.passed else 1)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"{option} {text}: expected positive numbers, e.g. 1,3")
+    return [int(word) for word in words]
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        stage, equals, value = text.partition("=")
+        if not (stage and equals and value):
+            raise UserError(f"{option} {text}: write STAGE=VALUE")
+        if stage in found:
+            raise UserError(f"{option}: stage {stage} is given twice")
+        found[stage] = value
+    return found
+
+
+def _device(device: str | None) -> torch.device:
+    import torch
+
+    if device not in (None, "cpu", "cuda"):
+        raise UserError(f"--device {device}: choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU is visible to torch")
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _refuse_what_cannot_run(
+    candidate: Callable[[str], object], layout: str, counts: Sequence[int], lengths: Sequence[int], against: str | None
+) -> None:
+    """Mistakes that would only show in the middle of a long run."""
+    from samebits.models.minimax_h3 import replay as replaying
+    from samebits.models.minimax_h3 import stages
+    from samebits.models.minimax_h3.layouts import SYNTHETIC
+
+    if layout not in SYNTHETIC:
+        raise UserError(f"--layout {layout}: choose one of {', '.join(SYNTHETIC)}")
+    for length in lengths:
+        for count in counts:
+            SYNTHETIC[layout](length, count, 0)
+    for name in stages.NAMES:
+        candidate(name)
+    try:
+        replaying.the_peer(against)
+    except ImportError as error:
+        raise UserError(f"--against {against}: {error}") from error
+
+
+def _weights(folder: Path | None, seed: int | None, width: int | None, device: torch.device) -> Weights:
+    from samebits.models.minimax_h3 import geometry
+    from samebits.models.minimax_h3 import weights as loading
+
+    if folder is not None or (seed is None and width is None and os.environ.get(loading.VARIABLE)):
+        return loading.prepared(folder)
+    chosen = width or (WIDTH_ON_CPU if device.type == "cpu" else geometry.OFFICIAL.hidden_size)
+    return loading.synthetic(seed or 0, geometry.reduced(chosen))
+
+
+def _show(result: Replay, console: Console) -> None:
+    from samebits.report.replays import case_tables, summary
+    from samebits.report.terminal import rich_table
+
+    content = result.to_json()
+    console.print(f"[bold]{result.model}, {result.stage}[/bold]: {result.geometry}, {result.device}", highlight=False)
+    console.print(f"weights: {result.weights}; beside {result.peer}", highlight=False)
+    for case in content["cases"]:
+        for table in case_tables(case):
+            console.print(rich_table(table))
+    for table in reversed(summary(content)):
+        console.print(rich_table(table))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar where a person watches; nothing in a log."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("replaying", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

@@ -1,0 +1,217 @@
+"""Times the two fused AdaLN nodes, ``adaln_modulation`` and ``final_adaln_out``, against the same lines of diffusers.
+
+    python -m samebits.models.minimax_h3.nodes_bench --out benchmarks/results/minimax_h3_nodes.jsonl
+
+The layout's ``samebits.Segments`` are made once, as a model does it that uses them in fifty blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import samebits
+from samebits import environment
+from samebits.bench import results, work
+from samebits.bench.peers import COPY
+from samebits.bench.timing import CudaMachine, Failure, Machine, Sample
+from samebits.bench.work import Run, Work
+from samebits.models.minimax_h3 import provider
+from samebits.models.minimax_h3.geometry import CHUNKS, DTYPE, MODALITIES, OFFICIAL, Geometry
+from samebits.models.minimax_h3.layouts import interleaved
+
+OP = "minimax_h3_nodes"
+SEQ_LENS = (264, 4097, 32768, 131072)
+TIMESTEPS = 3
+DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
+OURS = "samebits"
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of the two: how it is called by us and by the peer, on which tensors."""
+
+    name: str
+    ours: Function
+    theirs: Function
+    leaves: tuple[Tensor, ...]
+    index: Tensor
+    table_rows: int
+    upstream: tuple[Tensor, ...]
+
+    def bytes(self, direction: str) -> int:
+        """Every leaf and result once forward; backward the upstream, every leaf, and a gradient of every leaf."""
+        leaves, positions = _bytes(self.leaves), _bytes(self.upstream)
+        return (leaves + positions) * (direction != "bwd") + (2 * leaves + positions) * (direction != "fwd")
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def nodes(seq_len: int, geometry: Geometry, device: torch.device) -> tuple[Node, Node]:
+    """Both nodes at one sequence length, with random weights."""
+    generator = torch.Generator(device).manual_seed(1)
+    h, d = geometry.hidden_size, geometry.time_embed
+
+    def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = DTYPE) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).mul_(scale).to(dtype)
+
+    def leaf(*shape: int, **options: Any) -> Tensor:
+        return normal(*shape, **options).requires_grad_()
+
+    steps, tags = (part.to(device) for part in interleaved(seq_len, TIMESTEPS, 1))
+    temb = leaf(TIMESTEPS, d, dtype=torch.float32)
+    parts = MODALITIES * CHUNKS
+    block = Node(
+        "adaln_modulation",
+        samebits.adaln_modulation,
+        provider.adaln_modulation,
+        (temb, leaf(parts * h, d, scale=d**-0.5), leaf(parts * h, scale=0.1)),
+        steps * MODALITIES + tags,
+        MODALITIES * TIMESTEPS,
+        tuple(normal(seq_len, h) for _ in range(CHUNKS)),
+    )
+    final = Node(
+        "final_adaln_out",
+        samebits.final_adaln_out,
+        provider.final_adaln_out,
+        (leaf(seq_len, h), leaf(h), temb, leaf(2 * h, d, scale=d**-0.5), leaf(2 * h, scale=0.1)),
+        steps,
+        TIMESTEPS,
+        (normal(seq_len, h),),
+    )
+    return block, final
+
+
+def timed(name: str, node: Node, function: Function, index: Any, direction: str) -> Work:
+    def call() -> tuple[Tensor, ...]:
+        found = function(*node.leaves, index)
+        return (found,) if isinstance(found, Tensor) else tuple(found)
+
+    def gradients(outputs: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(outputs, node.leaves, node.upstream, **options)
+
+    def prepare() -> Run:
+        if direction == "fwd":
+
+            def forward() -> tuple[Tensor, ...]:
+                with torch.no_grad():
+                    return call()
+
+            return forward
+        if direction == "bwd":
+            with work.reusable_graph(), torch.enable_grad():
+                outputs = call()
+                gradients(outputs, retain_graph=True)
+            return lambda: gradients(outputs, retain_graph=True)
+
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                outputs = call()
+            return (*(o.detach() for o in outputs), *gradients(outputs))
+
+        return both
+
+    return Work(name, prepare)
+
+
+def measure(
+    machine: Machine, seq_lens: Sequence[int], directions: Sequence[str], geometry: Geometry = OFFICIAL
+) -> Iterator[dict[str, Any]]:
+    """Result lines, one for each node, length and direction; ``contract`` is the node."""
+    stamp = environment.collect().to_json()
+    for seq_len in seq_lens:
+        for node in nodes(seq_len, geometry, machine.device):
+            shared = samebits.segments(node.index, node.table_rows)
+            for direction in directions:
+                moved = node.bytes(direction)
+                works = [
+                    timed(OURS, node, node.ours, shared, direction),
+                    timed("diffusers eager", node, node.theirs, node.index, direction),
+                    timed("torch.compile", node, _compiled_late(node.theirs), node.index, direction),
+                    work.device_copy(COPY, machine.device, moved),
+                ]
+                found = machine.measure(works)
+                shape = {"T": seq_len, "H": geometry.hidden_size}
+                yield _line(node.name, found, shape, direction, moved, machine, stamp)
+                machine.release()
+
+
+def _compiled_late(function: Function) -> Function:
+    """Compiled at its first call, so that a compiler that is missing fails this peer alone."""
+    made: list[Function] = []
+
+    def call(*args: Any) -> Any:
+        if not made:
+            made.append(work.compiled(function))
+        return made[0](*args)
+
+    return call
+
+
+def _line(
+    name: str,
+    found: dict[str, Sample | Failure],
+    shape: dict[str, int],
+    direction: str,
+    moved: int,
+    machine: Machine,
+    stamp: dict[str, Any],
+) -> dict[str, Any]:
+    ours = found[OURS]
+    head = {"op": OP, "direction": direction, "shape": shape, "dtype": "bfloat16", "contract": name, "backend": "cuda"}
+    if isinstance(ours, Failure):
+        return {**head, "skipped": ours.reason}
+    beside = {peer: sample for peer, sample in found.items() if peer != OURS}
+    gbps = moved / ours.us * 1e-3
+    return {
+        **head,
+        "us": round(ours.us, 3),
+        "us_min": round(ours.us_min, 3),
+        "us_max": round(ours.us_max, 3),
+        "gbps": round(gbps, 1),
+        "copy_fraction": round(gbps / machine.copy_gbps, 4),
+        "tflops": None,
+        "peers": {n: results.peer_entry(p, ours) for n, p in beside.items() if isinstance(p, Sample)},
+        "bits_checked": False,
+        "bits": "the operators inside are checked in their own lines",
+        "extra_bytes": ours.extra_bytes,
+        **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
+        "bytes": moved,
+        "copy_gbps": round(machine.copy_gbps, 1),
+        "launch_floor_us": round(machine.launch_floor_us, 3),
+        "host_us": round(ours.host_us, 2),
+        "rounds": ours.rounds,
+        "method": ours.method,
+        "peers_skipped": {n: p.reason for n, p in beside.items() if isinstance(p, Failure)},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seq-lens", type=int, nargs="*", default=list(SEQ_LENS))
+    parser.add_argument("--directions", nargs="*", choices=DIRECTIONS, default=list(DIRECTIONS))
+    given = parser.parse_args()
+    lines = []
+    for line in measure(CudaMachine(), given.seq_lens, given.directions):
+        lines.append(line)
+        told = {n: f"{p['us']:.1f} ({p['ratio']:.2f}x)" for n, p in line.get("peers", {}).items()}
+        shown = {key: line.get(key) for key in ("contract", "direction", "shape", "us", "skipped", "peers_skipped")}
+        print(json.dumps(shown), told, flush=True)
+        results.write(given.out, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

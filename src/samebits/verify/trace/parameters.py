@@ -1,0 +1,89 @@
+"""Digests of parameters and buffers, once per version."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from samebits.verify.trace.events import ROOT, Event, TensorRecord
+from samebits.verify.trace.names import COMPILED, Named, is_managed
+from samebits.verify.trace.recorder import Recorder
+
+
+class Parameters:
+    """What each parameter and buffer was when it was last looked at.
+
+    A version is a tensor object, its address and torch's count of in-place writes. A kernel that writes a parameter without
+    telling torch is not seen here. Two kinds are read at every call of their module, because the count says nothing about them:
+    buffers (torch's own batch norm writes its statistics uncounted), and parameters under FSDP2, which refills the same object.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._records: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], TensorRecord]] = {}
+
+    def look(self, modules: Iterable[Named], calling: Named, managed: bool) -> None:
+        """Record what is new among the modules' own parameters and buffers, in front of a call of ``calling``."""
+        for named in modules:
+            for name, tensor in own_tensors(named):
+                uncounted = managed or is_managed(named.module) or not isinstance(tensor, nn.Parameter)
+                self._look(name, tensor, again=uncounted and named is calling)
+
+    def _look(self, name: str, tensor: Tensor, again: bool) -> None:
+        key = (id(tensor), tensor.data_ptr() if _has_data(tensor) else 0, _version(tensor))
+        known = self._records.get(key)
+        fresh = known is None or known[0]() is not tensor or again
+        if not fresh and self._seen.get(name) == key:
+            return
+        self._seen[name] = key
+        event = self._recorder.event("parameter", self._recorder.phase(), name, type(tensor).__name__)
+        if fresh:
+            record = self._recorder.record(event, name, tensor, rows=False, keep=self._recorder.options.keeps(name))
+            self._records[key] = (weakref.ref(tensor), record)
+        else:
+            assert known is not None
+            record = known[1]  # the same tensor under another name
+        event.outputs = [record]
+        self._recorder.emit(event)
+
+
+def without_repetitions(events: list[Event]) -> list[Event]:
+    """A parameter that was read again and had not changed is no further version. Shards and gathered tensors count apart."""
+    last: dict[tuple[str, bool], TensorRecord] = {}
+    kept = []
+    for event in events:
+        if event.kind == "parameter":
+            record = event.outputs[0]
+            before = last.get((event.path, record.is_shard))
+            if before is not None and record.digest is not None and _same(before, record):
+                continue
+            last[event.path, record.is_shard] = record
+        kept.append(event)
+    return kept
+
+
+def _same(a: TensorRecord, b: TensorRecord) -> bool:
+    return (a.digest, a.dtype, a.shape) == (b.digest, b.dtype, b.shape)
+
+
+def own_tensors(named: Named) -> Iterable[tuple[str, Tensor]]:
+    """Parameters and buffers of the module itself; of an opaque module all below it, since nothing inside is recorded."""
+    prefix = "" if named.path == ROOT else f"{named.path}."
+    if named.opaque:
+        inner: nn.Module = named.module._modules.get(COMPILED) or named.module
+        parts = (*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False))
+        return [(prefix + name, tensor) for name, tensor in parts]
+    direct = (*named.module._parameters.items(), *named.module._buffers.items())
+    return [(prefix + name, tensor) for name, tensor in direct if tensor is not None]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _has_data(tensor: Tensor) -> bool:
+    return type(tensor).__name__ not in ("DTensor", "FakeTensor") and not tensor.is_sparse
