@@ -1,4 +1,4 @@
-"""``samebits demo``: the main job from end to end on a CPU. Checks, audit, a real decoder layer, and the report."""
+"""``samebits demo``: the main job from end to end on a CPU. Checks, audit, two real models, and the report."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SHOWN_TO_FAIL = "torch.mm"
 """A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
 RESULTS = Path("benchmarks") / "results"
 """Committed times of the GPU program, in a checkout; folders below it are of other machines and are not read."""
+REPLAY_WIDTH, REPLAY_PAGE = 64, "minimax-h3.html"
 _WORDS = {True: "[green]ok[/green]    ", False: "[red]FAIL[/red]  ", None: "[yellow]note[/yellow]  "}
 
 
@@ -54,7 +55,7 @@ class _Run:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of index.html and the JSON behind it.")] = Path("report"),
 ) -> None:
-    """Check every operator, audit a build of every kernel, compare a DeepSeek-V4 layer with and without them, write the report.
+    """Check every operator, audit a build of every kernel, run a DeepSeek-V4 layer and a MiniMax-H3 chain beside the originals.
 
     No GPU needed; a few minutes on two CPU cores. Exit code 1 if anything that should pass does not.
     """
@@ -66,6 +67,8 @@ def demo(
     checks, example = _checks(run)
     audit = _audit(run)
     models = tuple(_models(run))
+    _replay(run)
+    _invariance(run)
     times, source = _recorded_speed(run)
     recorded = Recorded(tuple(checks), example, audit, models, bench=times, bench_note=source)
     page = write(recorded, out)
@@ -214,6 +217,59 @@ def _models(run: _Run) -> list[dict[str, Any]]:
     content = [comparison.to_json() for comparison in found]
     run.write("model.json", content)
     return content
+
+
+def _replay(run: _Run) -> None:
+    """The conditioning of MiniMax-H3 beside the installed diffusers, at a reduced width, forward and backward."""
+    from samebits.models.minimax_h3 import candidate, geometry, replay, weights
+    from samebits.report.pages import tables_page
+    from samebits.report.replays import page, summary
+    from samebits.report.terminal import rich_table
+
+    run.part("MiniMax-H3 of diffusers: the conditioning chain, stage by stage")
+    drawn = weights.synthetic(0, geometry.reduced(REPLAY_WIDTH))
+    with _progress("replaying") as advance:
+        result = replay.replay(
+            drawn,
+            timesteps=[1, 3],
+            seq_lens=[3, 257],
+            candidate=candidate.Candidate({}, "reference", {}),
+            against=None,
+            layout="block",
+            seed=0,
+            with_backward=True,
+            progress=advance,
+        )
+    content = result.to_json()
+    for table in reversed(summary(content)):
+        run.console.print(rich_table(table))
+    run.write("replay.json", content)
+    (run.out / REPLAY_PAGE).write_text(tables_page(page(content)))
+    run.console.print(f"the whole replay: {run.out / REPLAY_PAGE}", highlight=False)
+    kept = sum(check.passed is True for check in result.checks)
+    said = f"{kept} of {len(result.checks)} claims hold" if result.passed else "a claim is broken, see above"
+    run.say(result.passed, f"MiniMax-H3 conditioning beside {result.peer}: {said}")
+
+
+def _invariance(run: _Run) -> None:
+    """Somebody else's model: which module gives a row other bits when the batch around it changes."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from samebits.verify.invariance import invariance, show
+
+    run.part("a Llama of transformers, of four layers: the first module whose rows depend on the batch")
+    sizes = {"hidden_size": 96, "intermediate_size": 224, "num_hidden_layers": 4, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=2, **sizes)).eval()
+    tokens = torch.randint(128, (6, 7))
+    found = invariance(model, {"input_ids": tokens, "use_cache": False}, sequence_axis=1)
+    for line in show.lines(found):
+        run.console.print(escape(line), highlight=False, soft_wrap=True)
+    run.write("invariance.json", found.to_json())
+    varies = [finding for finding in found.findings if finding.status == "fail"]
+    said = f"rows depend on the batch in {len(varies)} of {len(found.findings)} changes" if varies else "no row varied here"
+    run.say(None, f"Llama for comparison: {said}")
 
 
 def _recorded_speed(run: _Run) -> tuple[tuple[dict[str, Any], ...] | None, str]:
