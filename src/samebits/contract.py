@@ -33,8 +33,8 @@ class TensorArg:
     optional: bool = False
     doc: str = ""
     sample: str = "normal"
-    """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal), ``positive`` (0.0625 .. 1.0625) or ``small``
-    (normal / 64)."""
+    """How verification draws it: ``normal``, ``weight`` (1 + 0.5 normal), ``positive`` (0.0625 .. 1.0625), ``unit``
+    (0 .. 1) or ``small`` (normal / 64)."""
     like: str = ""
     """An input that stands before this one, whose dtype it must have."""
     below: str = ""

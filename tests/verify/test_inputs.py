@@ -70,6 +70,8 @@ def test_samples_are_what_they_say():
     assert (many != many.bfloat16().float()).float().mean() > 0.9  # not merely BF16 numbers
     weight = inputs.parameter_tensor("s", (4000,), torch.float32, sample="weight")
     assert abs(float(weight.mean()) - 1) < 0.05 and float(weight.std()) > 0.4
+    unit = inputs.parameter_tensor("s", (4000,), torch.float32, sample="unit")
+    assert unit.min() >= 0 and unit.max() < 1 and abs(unit.mean() - 0.5) < 0.02
     positive = inputs.parameter_tensor("s", (4000,), torch.float32, sample="positive")
     assert float(positive.min()) >= 0.0625 and float(positive.max()) < 1.0625
     with pytest.raises(ValueError, match="no sample named"):

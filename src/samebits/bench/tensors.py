@@ -35,8 +35,9 @@ def _draw(spec: OpSpec, case: Case, arg: TensorArg, dtype: str, generator: torch
     if arg.below:
         below = spec.complete(dict(case.sizes))[arg.below]
         return torch.randint(below, shape, generator=generator, device=generator.device, dtype=kind)
-    if arg.sample == "positive":
-        return torch.rand(shape, generator=generator, device=generator.device, dtype=kind).add_(0.0625)
+    if arg.sample in ("positive", "unit"):
+        least = 0.0625 if arg.sample == "positive" else 0.0
+        return torch.rand(shape, generator=generator, device=generator.device, dtype=kind).add_(least)
     normal = torch.randn(shape, generator=generator, device=generator.device, dtype=kind)
     if arg.sample == "small":
         return normal.mul_(2.0**-6)

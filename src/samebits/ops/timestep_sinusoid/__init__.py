@@ -1,0 +1,1 @@
+"""``timestep_sinusoid``: cosines and sines of a diffusion time at fixed frequencies."""
