@@ -38,6 +38,7 @@ NOT_READ = {
     "grad_weight_ascending": ("grad_proj", "weight"),
     "fast_grad_weight": ("grad_proj", "weight"),
     "table_fma": ("temb", "bias"),
+    "table_kchain": ("temb", "bias"),
     "grad_act": ("grad_table", "temb"),
     "grad_weight_few": ("grad_table", "temb", "weight"),
     "grad_weight_many": ("grad_table", "temb", "weight"),

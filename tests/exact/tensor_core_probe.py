@@ -21,7 +21,7 @@ def _multiply(a, b, out, K: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 
 def multiply(a: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """start + a @ b.T, the tensor core's way: a (M, K), b (N, K) BF16 and start (M, N) FP32; M, N powers of two >= 16."""
+    """start + a @ b.T, the tensor core's way: a (M, K), b (N, K) BF16 or FP16 and start (M, N) FP32; M, N powers of two >= 16."""
     out = start.clone(memory_format=torch.contiguous_format)
     _multiply[(1,)](a.contiguous(), b.contiguous(), out, a.shape[1], *out.shape, num_warps=1)
     return out

@@ -1,16 +1,16 @@
-"""What a Hopper tensor core computes on BF16 operands, as exact arithmetic: the bits of a chain without a GPU.
+"""What a Hopper tensor core computes on BF16 or FP16 operands, as exact arithmetic: the bits of a chain without a GPU.
 
 The unit takes K in groups of 16. In one group the 16 exact products and the FP32 accumulator are aligned to the largest
 exponent among them (the exponent of a product is the sum of the exponents of its factors), each is truncated toward zero
 to 25 fractional bits, the 17 integers are added exactly, and the sum is truncated toward zero to FP32. The tile shape of
 an instruction changes nothing.
 
-Measured bit for bit on an H200 with random and wide-exponent data. At the edges the model follows what is known of the
+Measured bit for bit on an H200 with random and wide-exponent BF16 data. At the edges the model follows what is known of the
 unit (arXiv:2511.10909): a subnormal has the exponent of the smallest normal number; a product or an accumulator that is
 zero does not take part in the alignment, which may therefore lie below that exponent; a result below the normal range is
 truncated to a multiple of 2^-149; what exceeds FP32 is infinite. Of these, the alignment beside a zero accumulator was seen
 on an H200 (sums of subnormal products, one group); a subnormal accumulator that meets a further group was not. Non-finite
-operands give a result that is not finite; which one is not promised.
+operands give a result that is not finite; which one is not promised. FP16 operands differ in their exponents alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GROUP = 16
 FRACTION = 25
 """Bits after the point that a term keeps when it is aligned."""
 LOWEST = -126
-"""Exponent of the smallest normal number, and of subnormals."""
+"""Exponent of the smallest normal number, and of subnormals; FP16 has its own."""
+_FORMATS = {torch.bfloat16: (7, 127), torch.float16: (10, 15)}
+"""Fraction bits and exponent bias."""
 _NEVER = -4096
 """Exponent of what does not take part in the alignment."""
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
@@ -37,12 +39,14 @@ _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
 def chain(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     """start + sum over ascending k of a[..., m, k] * b[..., n, k], as the tensor core adds it: FP32 (..., M, N).
 
-    ``a`` is (..., M, K) and ``b`` (..., N, K), both BF16 with the same leading axes. K is padded with zeros to whole
-    groups. ``start`` is FP32 (..., M, N); absent means +0. Memory stays bounded; CPU and CUDA tensors give the same bits.
+    ``a`` is (..., M, K) and ``b`` (..., N, K), both BF16 or both FP16, with the same leading axes. K is padded with zeros to
+    whole groups. ``start`` is FP32 (..., M, N); absent means +0. Memory stays bounded; CPU and CUDA tensors give the same bits.
     """
     for name, operand in (("a", a), ("b", b)):
-        if operand.dtype != torch.bfloat16:
-            raise TypeError(f"{name} must be bfloat16, not {operand.dtype}")
+        if operand.dtype not in _FORMATS:
+            raise TypeError(f"{name} must be bfloat16 or float16, not {operand.dtype}")
+    if a.dtype != b.dtype:
+        raise TypeError(f"a is {a.dtype} and b {b.dtype}; they must agree")
     if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-1]:
         raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} must agree in all axes but the last but one")
     lead, (m, k), n = a.shape[:-2], a.shape[-2:], b.shape[-2]
@@ -65,7 +69,7 @@ def chain(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
 
 
 def _steps(operand: Tensor) -> Tensor:
-    """(batch, rows, K) BF16 as (groups, 16, batch, rows), padded with zeros: one slice per product of a group."""
+    """(batch, rows, K) as (groups, 16, batch, rows), padded with zeros: one slice per product of a group."""
     padded = torch.nn.functional.pad(operand, (0, -operand.shape[-1] % GROUP))
     return padded.unflatten(-1, (-1, GROUP)).permute(2, 3, 0, 1).contiguous()
 
@@ -79,11 +83,11 @@ def _block(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
 def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     """One group: (16, batch, M, 1) and (16, batch, 1, N) BF16 onto (batch, M, N) FP32.
 
-    FP64 holds everything exactly: a product has 16 significant bits, an aligned term fewer than 28, their sum fewer
+    FP64 holds everything exactly: a product has at most 22 significant bits, an aligned term fewer than 28, their sum fewer
     than 32, and scaling is by powers of two.
     """
     top = _exponents_fp32(acc)
-    for a, b in zip(_exponents_bf16(left), _exponents_bf16(right), strict=True):
+    for a, b in zip(_exponents(left), _exponents(right), strict=True):
         torch.maximum(top, a + b, out=top)
     scale = _power_of_two(FRACTION - top.clamp(min=2 * LOWEST))  # below that, all terms are zero
     total = (acc.double() * scale).trunc_()
@@ -92,10 +96,11 @@ def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     return _truncate_to_fp32(total.div_(scale))
 
 
-def _exponents_bf16(values: Tensor) -> Tensor:
-    """int16; a zero takes its products out of the alignment."""
-    field = (bits(values) >> 7) & 0xFF
-    return torch.where(values == 0, _NEVER, (field - 127).clamp(min=LOWEST))
+def _exponents(values: Tensor) -> Tensor:
+    """int16, of BF16 or FP16; a zero takes its products out of the alignment."""
+    fraction, bias = _FORMATS[values.dtype]
+    field = (bits(values) >> fraction) & ((1 << 15 - fraction) - 1)
+    return torch.where(values == 0, _NEVER, (field - bias).clamp(min=1 - bias))
 
 
 def _exponents_fp32(values: Tensor) -> Tensor:

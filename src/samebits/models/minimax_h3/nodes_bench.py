@@ -1,6 +1,6 @@
 """Times the two fused AdaLN nodes, ``adaln_modulation`` and ``final_adaln_out``, against the same lines of diffusers.
 
-    python -m samebits.models.minimax_h3.nodes_bench --out benchmarks/results/minimax_h3_nodes.jsonl
+    python -m samebits.models.minimax_h3.nodes_bench --out benchmarks/results/minimax_h3.jsonl
 
 The layout's ``samebits.Segments`` are made once, as a model does it that uses them in fifty blocks.
 """
@@ -27,7 +27,7 @@ from samebits.models.minimax_h3 import provider
 from samebits.models.minimax_h3.geometry import CHUNKS, DTYPE, MODALITIES, OFFICIAL, Geometry
 from samebits.models.minimax_h3.layouts import interleaved
 
-OP = "minimax_h3_nodes"
+OP = "minimax_h3"
 SEQ_LENS = (264, 4097, 32768, 131072)
 TIMESTEPS = 3
 DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
