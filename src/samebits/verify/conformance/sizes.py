@@ -66,7 +66,7 @@ class Sizes(Base):
     @pytest.mark.gpu
     @pytest.mark.big
     def test_offsets_beyond_32_bits(self, target: Target, backward: bool) -> None:
-        # C1, C2, C5: rows below, at and above element 2^31 of the largest tensor.
+        # C1, C2, C5, C6: rows below, at and above element 2^31 of the largest tensor.
         subject = self.subject(target, width=4096, rows=8)
         direction = self.spec.direction(backward)
         tensors: list[TensorArg | Result] = [*direction.inputs, *direction.results]
