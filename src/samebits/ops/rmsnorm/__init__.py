@@ -1,0 +1,1 @@
+"""The operator ``rmsnorm``. Start with spec.py (the contract), then reference.py (the bits), then the kernels."""
