@@ -117,8 +117,10 @@ def located(
     """(index, order, bounds) for rows with the batch axes ``lead``: the first two with those axes, the last (R, 2).
 
     ``index`` is a :class:`Segments`, or a tensor (S,) or ``lead``, whose Segments are remembered for as long as the tensor
-    lives and is not written. Under ``torch.compile``, CUDA-graph capture and for tensors without a version nothing can be
-    remembered and no value seen: there order and bounds are None, and the backend computes them and checks the values.
+    lives and is not written. The index itself is always the tensor as it is now: a write that torch does not count (through
+    ``.data``, by the replay of a graph) makes it contradict what was remembered, which a backward refuses. Under
+    ``torch.compile``, CUDA-graph capture and for tensors without a version nothing can be remembered and no value seen: there
+    order and bounds are None, and the backend computes them and checks the values.
 
     Raises TypeError, ValueError and IndexError as :func:`segments`, with ``what`` (the caller's name) in front.
     """
@@ -140,14 +142,15 @@ def located(
     if tuple(index.shape) != (shape[-1:] if repeats else shape):
         wanted = f"{shape} or {shape[-1:]}" if len(shape) > 1 else f"{shape}"
         raise ValueError(f"{what}: index has shape {tuple(index.shape)}, expected {wanted}")
+    here = index if tuple(index.shape) == shape else index.expand(shape).contiguous()
     if not _can_be_seen(index):
-        return index.expand(shape).contiguous(), None, None
+        return here, None, None
     batch = _product(shape[:-1]) if repeats else 1
     if index.is_inference() or _product(shape) == 0:
         made = _checked(what, index, num_rows, batch)
     else:
         made = _remembered(what, index, num_rows, batch)
-    return made.index.view(shape), made.order.view(shape), made.bounds
+    return here, made.order.view(shape), made.bounds
 
 
 def located_in(
@@ -183,8 +186,8 @@ def _checked(what: str, index: Tensor, num_rows: int, batch: int) -> Segments:
 
 
 def _can_be_seen(index: Tensor) -> bool:
-    if torch.compiler.is_compiling() or index.device.type == "meta":
-        return False
+    if torch.compiler.is_compiling() or index.device.type == "meta" or type(index) is not Tensor:
+        return False  # a subclass may have no values, as those that only trace
     return not (index.is_cuda and torch.cuda.is_current_stream_capturing())
 
 

@@ -186,13 +186,32 @@ def test_a_tensor_and_segments_give_the_same_bits(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_backward_uses_the_index_of_the_forward(device: str) -> None:
-    """The index is written in between; what the forward saw is a snapshot."""
+    """The index is written in between: Segments are a snapshot, and with a tensor torch refuses the backward."""
     given = _given(600, 3, 40, device=device)
     plain = _gradients(given | {"index": given["index"].clone()})
     mutable = given["index"].clone()
-    assert _gradients(given | {"index": mutable}, change=lambda: mutable.fill_(0)) == plain
+    layout = samebits.segments(mutable, 3)
+    assert _gradients(given | {"index": layout}, change=lambda: mutable.fill_(0)) == plain
+    mutable.copy_(given["index"])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        _gradients(given | {"index": mutable}, change=lambda: mutable.fill_(0))
     changed = _gradients(given | {"index": mutable})  # the next call sees the new values
     assert changed == _gradients(given | {"index": torch.zeros_like(mutable)}) != plain
+
+
+def test_a_write_that_torch_does_not_count_is_refused() -> None:
+    """The forward reads the index as it is; what was sorted before is not of that index, and the backward says so."""
+    given = _given(600, 3, 40, device="cpu")
+    mutable = given["index"].clone()
+    before = _gradients(given | {"index": mutable})
+    mutable.data.fill_(0)
+    given["x"].requires_grad_()
+    given["shift"].requires_grad_()
+    y = samebits.rmsnorm_modulated(**given | {"index": mutable})
+    zeros = samebits.rmsnorm_modulated(**given | {"index": torch.zeros_like(mutable)})
+    assert digest(y) == digest(zeros) != before[0]
+    with pytest.raises(IndexError, match="order holds a position of another table row"):
+        y.float().sum().backward()
 
 
 @pytest.mark.parametrize("device", DEVICES)
