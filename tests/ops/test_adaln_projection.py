@@ -265,6 +265,7 @@ def test_other_tensor_cores_are_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 9, 65, 2048])
 def test_launches_cover_everything(rows: int) -> None:
+    # D6
     for call in sweep.calls(registry.spec("adaln_projection"), H200, rows=(rows,)):
         outputs, size = call.size("N"), call.size("D")
         for plan in cuda.plans(call):

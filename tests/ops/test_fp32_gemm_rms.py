@@ -266,6 +266,7 @@ def test_triton_refuses_fast() -> None:
 
 
 def test_blocks_fit_and_cover_every_chain() -> None:
+    # D6
     small = dataclasses.replace(H200, arch=89, shared_bytes=99 * 1024)
     for device in (H200, small):
         for call in sweep.calls(registry.spec("fp32_gemm_rms"), device):

@@ -58,7 +58,7 @@ def _given(
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_the_modulation_is_the_operations_of_the_model(dtype: torch.dtype) -> None:
-    """Given the norm, on any machine: n * (1 + scale) + shift, one rounding for each."""
+    """E18: Given the norm, on any machine: n * (1 + scale) + shift, one rounding for each."""
     given = _given(60, 4, 72, dtype)
     n, index = rmsnorm(given["x"], given["weight"]), given["index"]
     expected = n * (1.0 + given["scale"][index]) + given["shift"][index]

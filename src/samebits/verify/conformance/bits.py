@@ -111,7 +111,7 @@ class Bits(Base):
         return len(self.operator.backend(ready.choice.backend).plans(ready.call))
 
     def test_bits_of_every_batch_size(self, target: Target, contract: str, pattern: str) -> None:
-        # H1, H3, B13: a threshold in the launch must not show. D5: tails of every kind.
+        # H1, H3, B13: a threshold in the launch must not show. D5, D6: tails and tiles of every kind.
         # E2 (huge), E8 (nan), E9 (minus_zero), E10 (subnormal, tiny): every pattern of values, on every backend.
         on_cpu = target.device == "cpu"
         for width in self.widths(*self.odd_widths[on_cpu]):
