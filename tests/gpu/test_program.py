@@ -42,7 +42,7 @@ def test_plan_covers_everything(tmp_path: Path, monkeypatch):
     found = [job for group in groups for job in group]
     assert {job.part for job in found} == set(plan.PARTS)
     benches = {job.name for job in found if job.part == "bench"}
-    assert benches > {"bench/deepseek_v4", *(f"bench/{name}" for name in registry.names())}
+    assert benches > {"bench/deepseek_v4", "bench/minimax_h3", *(f"bench/{name}" for name in registry.names())}
     assert benches > {"bench/h_aggregate/D=7168", "bench/rmsnorm_residual/D=128", "bench/rmsnorm_residual/D=7168"}
     assert ["memcheck", "racecheck", "initcheck"] in [[job.name for job in group] for group in groups]
     for part in ("golden", "check", "memcheck"):

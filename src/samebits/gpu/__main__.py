@@ -13,7 +13,7 @@ from pathlib import Path
 from samebits import environment, registry
 from samebits.gpu import jobs, ledger, parts, tested
 from samebits.gpu.jobs import Outcome
-from samebits.gpu.plan import PARTS, SANITIZERS, Setup, plan
+from samebits.gpu.plan import PARTS, SANITIZERS, SPANNING, Setup, plan
 
 SECONDS = 570.0
 RECORDS = "records.tar.gz"
@@ -132,9 +132,7 @@ def _left(setup: Setup) -> list[str]:
         if todo:
             lines.append(f"{part}: {', '.join(todo)}")
     lines += [f"tests: {name}" for name in tested.left(setup.root, setup.out, setup.book)]
-    lines += [
-        key for key in ("accept/cuda", "accept/triton", "model/deepseek_v4", "bench/deepseek_v4") if setup.lacks(key)
-    ]
+    lines += [key for key in SPANNING if setup.lacks(key)]
     return lines
 
 

@@ -17,6 +17,13 @@ from samebits.gpu.jobs import Job
 
 PARTS = ("tests", "golden", "check", "accept", "model", "bench", "sanitizer")
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
+MODEL_BENCHES = {"deepseek_v4": "deepseek_v4.boundary_bench", "minimax_h3": "minimax_h3.nodes_bench"}
+SPANNING = (
+    "accept/cuda",
+    "accept/triton",
+    *(f"{part}/{model}" for part in ("model", "bench") for model in MODEL_BENCHES),
+)
+"""What is not of one operator."""
 OTHER_ROWS = (8192,)
 WORKERS = 14
 
@@ -90,16 +97,12 @@ def _spanning(setup: Setup) -> list[Job]:
         return []
     accept = (sys.executable, "-m", "samebits.cli", "accept", "deepseek-v4", "--device", "cuda", "--provider")
     layer = (sys.executable, "-m", "samebits.models.deepseek_v4", "--device", "cuda")
+    replay = (sys.executable, "-m", "samebits.cli", "replay", "minimax-h3", "--stage", "conditioning", "--backward")
     jobs = [
         Job("accept", "accept/cuda", (*accept, "cuda", "--write-golden"), least=60, most=300),
         Job("accept", "accept/triton", (*accept, "triton"), least=60, most=540),
-        Job(
-            "model",
-            "model/deepseek_v4",
-            (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")),
-            least=60,
-            most=300,
-        ),
+        Job("model", "model/deepseek_v4", (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")), 60, 300),
+        Job("model", "model/minimax_h3", (*replay, "--json", str(setup.results / "minimax_h3_replay.json")), 60, 300),
     ]
     return [job for job in jobs if setup.lacks(job.name)]
 
@@ -110,10 +113,10 @@ def _benches(setup: Setup) -> list[Job]:
         out = str(setup.results / f"{op}.jsonl")
         line = (sys.executable, "-m", "samebits.cli", "bench", op, "--quick", "--out", out)
         jobs.append(Job("bench", f"bench/{op}", line, least=20, most=130, watches=True))
-    if not setup.chosen and setup.lacks("bench/deepseek_v4"):
-        boundary = (sys.executable, "-m", "samebits.models.deepseek_v4.boundary_bench")
-        out = str(setup.results / "deepseek_v4.jsonl")
-        jobs.append(Job("bench", "bench/deepseek_v4", (*boundary, "--out", out), least=60, most=130))
+    for model, module in MODEL_BENCHES.items():
+        if not setup.chosen and setup.lacks(f"bench/{model}"):
+            line = (sys.executable, "-m", f"samebits.models.{module}", "--out", str(setup.results / f"{model}.jsonl"))
+            jobs.append(Job("bench", f"bench/{model}", line, least=60, most=130))
     return jobs
 
 
