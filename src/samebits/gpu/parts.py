@@ -30,6 +30,7 @@ def run(part: str, root: Path, out: Path, device: str, ops: Sequence[str], secon
     for op in ops:
         if time.monotonic() > deadline:
             trouble.append(f"{part}/{op}: not run, no time was left")
+            print(trouble[-1], flush=True)
             continue
         started = time.monotonic()
         found = [f"{part}/{op}: {line}" for line in parts[part](root, out, device, op, deadline)]

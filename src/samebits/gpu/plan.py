@@ -115,8 +115,9 @@ def _benches(setup: Setup) -> list[Job]:
         jobs.append(Job("bench", f"bench/{op}", line, least=20, most=130, watches=True))
     for model, module in MODEL_BENCHES.items():
         if not setup.chosen and setup.lacks(f"bench/{model}"):
-            line = (sys.executable, "-m", f"samebits.models.{module}", "--out", str(setup.results / f"{model}.jsonl"))
-            jobs.append(Job("bench", f"bench/{model}", line, least=60, most=130))
+            program = (sys.executable, "-m", f"samebits.models.{module}")
+            out = str(setup.results / f"{model}.jsonl")
+            jobs.append(Job("bench", f"bench/{model}", (*program, "--out", out), least=60, most=130))
     return jobs
 
 
