@@ -18,6 +18,7 @@ CASES = (
     Case("t9_n36_136_second_dtypes", 9, _sizes(36, 136), second_dtypes=True),
     Case("t3_n36_136_bfloat16_gradients", 3, _sizes(36, 136), grad_dtype="bfloat16"),
     *(Case(f"t4_n24_264_{p}", 4, _sizes(24, 264), pattern=p) for p in PATTERNS if p != "normal"),
+    Case("t1_n24_264_tiny", 1, _sizes(24, 264), pattern="tiny"),  # no ordinary row beside it
 )
 
 TINY = {"temb": (0, -124), "grad_table": (-124,)}
@@ -25,3 +26,6 @@ TINY = {"temb": (0, -124), "grad_table": (-124,)}
 
 PORTABLE = ("grad_bias",)
 """A fold of the upstream gradient alone; everything else goes through the device's ``exp`` or a tensor core."""
+
+FLUSHING_SHOWS = ("grad_bias",)
+"""Where a machine that flushes subnormals gives other digests."""

@@ -10,3 +10,6 @@ subnormal; the columns between make y subnormal."""
 
 PORTABLE = ("grad_x", "grad_weight")
 """``rsqrt`` is the device's own, so y and rstd are not; given rstd, the backward uses only IEEE operations."""
+
+FLUSHING_SHOWS = ("grad_x", "grad_weight")
+"""Where a machine that flushes subnormals gives other digests, in some case."""

@@ -23,6 +23,9 @@ TINY = {"x": (0, -124), "grad_y": (-124,)}
 PORTABLE = ("grad_x", "grad_weight", "grad_shift", "grad_scale")
 """``rsqrt`` is the device's own, so y and rstd are not; given rstd, the backward uses only IEEE operations."""
 
+FLUSHING_SHOWS = ("grad_x", "grad_weight", "grad_shift", "grad_scale")
+"""Where a machine that flushes subnormals gives other digests, in some case."""
+
 
 def derive(spec: OpSpec, known: Mapping[str, Tensor | None], sizes: Mapping[str, int]) -> dict[str, Tensor]:
     """order and bounds of the index."""
