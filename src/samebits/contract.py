@@ -214,7 +214,10 @@ class OpSpec:
         """What ``grad_dtype`` may be: FP32, and the narrower dtypes that a leaf of such a gradient may have."""
         leaves = [r.name.removeprefix("grad_") for r in self.backward.results if r.dtype == "grad"]
         accepted = {dtype for leaf in leaves for dtype in self.forward.input(leaf).dtypes}
-        return ("float32", *(dtype for dtype in ("bfloat16", "float16") if dtype in (accepted if leaves else {"bfloat16"})))
+        return (
+            "float32",
+            *(dtype for dtype in ("bfloat16", "float16") if dtype in (accepted if leaves else {"bfloat16"})),
+        )
 
     def keeps(self, backend: str, contract: str) -> bool:
         """Whether a backend is declared to give the bits of a contract."""

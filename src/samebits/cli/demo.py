@@ -268,7 +268,11 @@ def _invariance(run: _Run) -> None:
         run.console.print(escape(line), highlight=False, soft_wrap=True)
     run.write("invariance.json", found.to_json())
     varies = [finding for finding in found.findings if finding.status == "fail"]
-    said = f"rows depend on the batch in {len(varies)} of {len(found.findings)} changes" if varies else "no row varied here"
+    said = (
+        f"rows depend on the batch in {len(varies)} of {len(found.findings)} changes"
+        if varies
+        else "no row varied here"
+    )
     run.say(None, f"Llama for comparison: {said}")
 
 

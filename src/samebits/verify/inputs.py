@@ -74,7 +74,9 @@ def draw(sample: str, word: Words) -> Values:
         return np.ldexp(_bell(word), -24)
     if sample == "ones":
         return np.ones(word.shape)
-    raise ValueError(f"no sample named {sample!r}; choose one of 'normal', 'weight', 'positive', 'unit', 'small', 'ones'")
+    raise ValueError(
+        f"no sample named {sample!r}; choose one of 'normal', 'weight', 'positive', 'unit', 'small', 'ones'"
+    )
 
 
 def shape_values(pattern: str, values: Values, word: Words, dtype: torch.dtype, tiny: tuple[int, ...] = TINY) -> Values:
