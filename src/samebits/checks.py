@@ -174,9 +174,14 @@ def as_rows(arg: TensorArg, tensor: Tensor, obstacle: str | None) -> Tensor:
     """The input as rows by trailing axes; copied to a dense layout, bytes unchanged, where there is an obstacle."""
     dense = tensor if obstacle is None else tensor.contiguous()
     lead = tensor.dim() - len(arg.axes)
-    if not arg.rows or lead == 1:
+    if not arg.rows:
         return dense
-    return dense.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
+    rows = dense if lead == 1 else dense.view(math.prod(tensor.shape[:lead]), *tensor.shape[lead:])
+    if rows.shape[0] == 1 and rows.stride(0) * rows.element_size() % 16:
+        # The stride of a single row leads nowhere, but a kernel may add it to an address that it then does not read, and
+        # vector copies want even those aligned.
+        return rows[0].unsqueeze(0)
+    return rows
 
 
 def layout_of(view: Tensor) -> Layout:

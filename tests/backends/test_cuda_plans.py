@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -47,12 +49,19 @@ NOT_READ = {
 
 
 def call_of(
-    name: str, backward: bool, contract: str, rows: int, width: int, device: Any = H200, misaligned: str = ""
+    name: str,
+    backward: bool,
+    contract: str,
+    rows: int,
+    width: int | dict[str, int],
+    device: Any = H200,
+    misaligned: str = "",
 ) -> Call:
-    """Every free axis has size ``width``, as far as its limits allow."""
+    """Every free axis has size ``width``, or its own, as far as its limits allow."""
     spec = registry.spec(name)
     direction = spec.direction(backward)
-    sizes = spec.complete({axis: min(max(width, least), most) for axis, least, most in spec.size_limits})
+    asked = width if isinstance(width, dict) else {axis: width for axis, _, _ in spec.size_limits}
+    sizes = spec.complete({axis: min(max(asked[axis], least), most) for axis, least, most in spec.size_limits})
     layouts = tuple(
         (arg.name, dataclasses.replace(dense_layout(arg, arg.dtypes[0], sizes), aligned=arg.name != misaligned))
         for arg in direction.inputs
@@ -144,3 +153,17 @@ def test_rows_change_the_launch_and_never_the_contract(name: str) -> None:
             }
             own = {order for order in orders if contract.name.startswith(order)}
             assert len(seen) == 1 and (not own or next(iter(seen)) <= own)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_audit_knows_every_kernel_that_a_call_reaches(name: str) -> None:
+    """The list of builds comes from some sizes; calls of other sizes must not reach kernels that nobody audited."""
+    spec, backend = registry.spec(name), registry.operator(name).backend("cuda")
+    listed = {build.kernel for build in backend.builds()}
+    chosen = random.Random(name)
+    for _ in range(40):
+        width = {axis: int(2 ** chosen.uniform(0, 17)) for axis, _, _ in spec.size_limits}
+        rows = int(2 ** chosen.uniform(0, 17))
+        for backward, contract in itertools.product((False, True), spec.contracts):
+            for step in steps(call_of(name, backward, contract.name, rows, width)):
+                assert step.kernel in listed, (step.kernel.name, width, rows)

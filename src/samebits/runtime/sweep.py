@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from samebits.audit.build import Build
 from samebits.contract import Contract, OpSpec, Pass, TensorArg
@@ -16,25 +17,35 @@ from samebits.runtime.nvrtc import CudaKernel
 ROWS = (1, 128, 1024, 4096, 100_000)
 ODD, WIDE = 17, 16384
 """Beside the tuned sizes: one that fits no vector, and one that no thread group can hold in registers."""
+BETWEEN = (1, 2, 4, 8, 12, 16, 24, 40, 64, 136, 300, 1000, 2048, 8192)
+"""Sizes of all axes at once, where planners choose by size. All results are wanted there, or each alone."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 
 
-def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Iterator[Call]:
-    """All directions, contracts and dtypes, aligned and not, at the tuned sizes, an odd and a wide one.
+def calls(
+    spec: OpSpec,
+    device: DeviceInfo,
+    rows: tuple[int, ...] = ROWS,
+    also: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> Iterator[Call]:
+    """All directions, contracts and dtypes, aligned and not, at the tuned sizes, an odd and a wide one, and some between.
 
+    ``also``: further sizes of an axis, in every combination with those of the others, where planners choose by several.
     Of the sets of wanted results and absent inputs, those of :func:`_asked`.
     """
     tuned = dict(spec.tuned)
-    axes = [axis for axis, _, _ in spec.size_limits]
-    tried = [
-        dict.fromkeys(min(max(size, least), most) for size in (*tuned.get(axis, ()), ODD, WIDE))
-        for axis, least, most in spec.size_limits
-    ]
-    sizes = [spec.complete(dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*tried)]
-    for backward, full, aligned in itertools.product((False, True), sizes, (True, False)):
-        direction = spec.direction(backward)
+    between = [_sizes(spec, {axis: (size,) for axis, _, _ in spec.size_limits}) for size in BETWEEN]
+    named = {axis: (*tuned.get(axis, ()), ODD, WIDE) for axis, _, _ in spec.size_limits}
+    if also:
+        between.append(_sizes(spec, {axis: (*sizes, *also.get(axis, ())) for axis, sizes in named.items()}))
+    sizes = {tuple(full.items()): False for found in between for full in found}
+    sizes |= {tuple(full.items()): True for full in _sizes(spec, named)}
+    for backward, (chosen, apart), aligned in itertools.product((False, True), sizes.items(), (True, False)):
+        full, direction = dict(chosen), spec.direction(backward)
         open_dtype = any(r.dtype == "grad" for r in direction.results)
         asked = list(_asked(direction, backward))
+        if not apart:
+            asked = [pair for pair in asked if not pair[1]]
         for contract in spec.contracts:
             for given in accepted_together(contract, direction):
                 kinds = dict(zip((arg.name for arg in direction.inputs), given, strict=True))
@@ -48,6 +59,13 @@ def calls(spec: OpSpec, device: DeviceInfo, rows: tuple[int, ...] = ROWS) -> Ite
                     for count, grad_dtype in itertools.product(rows, grad_dtypes):
                         size = tuple(full.items())
                         yield Call(spec.name, backward, contract.name, count, size, here, wanted, grad_dtype, device)
+
+
+def _sizes(spec: OpSpec, tried: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
+    """Every combination of sizes, as far as the limits of their axes allow."""
+    limits = {axis: (least, most) for axis, least, most in spec.size_limits}
+    kept = [dict.fromkeys(min(max(s, limits[axis][0]), limits[axis][1]) for s in tried[axis]) for axis in tried]
+    return [spec.complete(dict(zip(tried, chosen, strict=True))) for chosen in itertools.product(*kept)]
 
 
 def accepted_together(contract: Contract, direction: Pass) -> Iterator[tuple[str, ...]]:
@@ -90,10 +108,14 @@ def _absences(direction: Pass) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(((), *alone, starts, tuple(optional))))
 
 
-def cuda_builds(spec: OpSpec, plans: Callable[[Call], tuple[Iterable[Launch], ...]]) -> tuple[Build, ...]:
+def cuda_builds(
+    spec: OpSpec,
+    plans: Callable[[Call], tuple[Iterable[Launch], ...]],
+    also: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> tuple[Build, ...]:
     """Every CUDA kernel that some call can reach under some plan, with the contracts it serves."""
     served: dict[CudaKernel, set[str]] = {}
-    for call in calls(spec, H200):
+    for call in calls(spec, H200, also=also):
         for plan in plans(call):
             for step in plan:
                 served.setdefault(step.kernel, set()).add(call.contract)

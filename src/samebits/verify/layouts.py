@@ -110,6 +110,15 @@ def first_row_far_stride(tensor: Tensor) -> Tensor | None:
     return tensor.as_strided(tensor.shape, (2**31, *tensor[0].contiguous().stride()))
 
 
+def first_row_odd_stride(tensor: Tensor) -> Tensor | None:
+    """A single row, itself aligned, of a table whose pitch is no multiple of a vector."""
+    if tensor.dim() < 2 or tensor.shape[0] != 1:
+        return None
+    row = tensor[0].contiguous()
+    pitch = row.numel() + 11
+    return _fill(poisoned(tensor, (2 * pitch,)).as_strided(tensor.shape, (pitch, *row.stride())), tensor)
+
+
 LAYOUTS: dict[str, Layout] = {
     "row_slice": row_slice,
     "column_step": column_step,

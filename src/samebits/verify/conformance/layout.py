@@ -12,7 +12,7 @@ from samebits import dispatch
 from samebits.checks import DTYPES
 from samebits.dispatch import UnsupportedError
 from samebits.verify.conformance.base import Base, Target, assert_all_same, assert_same
-from samebits.verify.layouts import LAYOUTS, first_row_far_stride, poisoned, random_view
+from samebits.verify.layouts import LAYOUTS, first_row_far_stride, first_row_odd_stride, poisoned, random_view
 from samebits.verify.operators import OperatorSubject
 
 
@@ -76,8 +76,9 @@ class Layout(Base):
         # C3, A10
         subject = self.subject(target)
         tensors = self.inputs(subject, subject.batch([0]), backward)
-        made = self._assert_layout(subject, tensors, backward, first_row_far_stride)
-        assert made or max(t.dim() for t in tensors) < 2
+        for stride in (first_row_far_stride, first_row_odd_stride):
+            made = self._assert_layout(subject, tensors, backward, stride)
+            assert made or max(t.dim() for t in tensors) < 2
 
     def test_batch_axes_in_any_order(self, target: Target, backward: bool) -> None:
         # A7: the row pitch of a three-dimensional slice; A2: permuted batch axes.
