@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from samebits.audit.fingerprint import fingerprint
 from samebits.audit.listing import Job
 
-MOST = 60
+MOST = 100
 
 
 def choose(jobs: Iterable[Job], arches: Sequence[str], most: int = MOST) -> tuple[tuple[Job, str], ...]:

@@ -178,7 +178,8 @@ def _shapes(projection: Projection) -> list[_Shape]:
     ahead = 8 if projection.x_dtype == "bfloat16" else 4
     if n <= 4:
         return [_Shape(R=2, S=1, LT=8, WT=2, WN=1, KB=ahead, KT=128, STAGES=6, PRODUCERS=2)]
-    many = _Shape(R=2, S=3, LT=8, WT=2, WN=-(-n // 12), KB=ahead, KT=128, STAGES=4, PRODUCERS=3)
+    wide = max(2, -(-n // 12))  # ptxas keeps an array of the narrowest one in local memory
+    many = _Shape(R=2, S=3, LT=8, WT=2, WN=wide, KB=ahead, KT=128, STAGES=4, PRODUCERS=3)
     if _vec(projection) == 1:
         return [many]
     return [
