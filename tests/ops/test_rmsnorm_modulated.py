@@ -15,6 +15,9 @@ from samebits import rmsnorm, rmsnorm_modulated, rmsnorm_modulated_backward
 from samebits.exact.bits import digest
 from samebits.verify import inputs
 from samebits.verify.conformance import Conformance
+from samebits.verify.operators import OperatorSubject
+from samebits.verify.subject import Batch
+from samebits.verify.tolerance import judge
 
 KINDS = (torch.bfloat16, torch.float16, torch.float32)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -51,6 +54,27 @@ def _given(
         "index": _index(positions, rows),
     }
     return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+# --- its golden -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tie_of_the_stored_row_is_no_error_and_a_wrong_rstd_is_one() -> None:
+    """At the model's width the FP64 row rounds to the other side here and there, where FP32 is as right."""
+    sizes = {"H": 5376, "R": 9}
+    subject = OperatorSubject("rmsnorm_modulated", None, "reference", torch.device("cpu"), None, 40, 0, sizes)
+    batch = subject.batch(range(40))
+    limit = subject.tolerance("scale", torch.float32, True)
+    assert judge(subject.backward(batch)["scale"], subject.golden(batch, True)["scale"], limit)[1] is None
+    saved = subject.forward(batch) | {"rstd": subject.forward(batch)["rstd"] * 1.01}
+    wrong = dict(zip(("x", "weight", "shift", "scale"), _explicit(subject, batch, saved), strict=True))
+    assert (
+        judge(wrong["x"], subject.golden(batch, True)["x"], subject.tolerance("x", torch.float32, True))[1] is not None
+    )
+
+
+def _explicit(subject: OperatorSubject, batch: Batch, saved: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+    return subject.op.backward(*subject.backward_inputs(batch, saved), **subject.scalars)
 
 
 # --- the model's own operations ---------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """What ``rmsnorm_modulated`` should give: FP64, rounded only where the model stores a value. Judges accuracy, never bits.
 
 The model stores the normalised row, 1 + scale and their product in its own dtype; gradients pass those roundings straight
-through. The statistics are its own: the ``rstd`` handed to the backward is not read, so a wrong one shows.
+through. The statistics are its own, so a wrong ``rstd`` shows. Only the normalised row that the gradient of scale sums up is
+rounded as the forward stored it, from its ``rstd`` in FP32: FP64 lies on the other side of a tie here and there.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+STORED = ("rstd",)
+"""What decides on which side of a tie the forward stored the normalised row."""
 
 
 def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,7 +35,9 @@ def backward(inputs: dict[str, Tensor], scalars: dict[str, float]) -> dict[str, 
     weighted = weight * d_n
     tables = torch.zeros(2, *scale.shape, dtype=torch.float64, device=scale.device)
     tables[0].index_add_(0, index, upstream)
-    tables[1].index_add_(0, index, upstream * _stored(scaled * weight, kind))
+    saved = inputs.get("rstd", rstd.squeeze(-1).float())
+    n = inputs["weight"].float() * (saved[:, None] * inputs["x"].float())
+    tables[1].index_add_(0, index, upstream * _stored(n, kind))
     return {
         "grad_x": rstd * (weighted - scaled * (weighted * scaled).mean(-1, keepdim=True)),
         "grad_weight": torch.einsum("th,th->h", d_n, scaled),
