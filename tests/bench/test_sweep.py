@@ -191,3 +191,14 @@ def test_results_file_with_a_bad_line_is_refused(tmp_path: Path):
     path.write_text("{]\n")
     with pytest.raises(ValueError, match="line 1: not JSON"):
         results.read([path])
+
+
+def test_what_was_measured_before_a_run_stopped_is_left(tmp_path, capsys):
+    def stopped():
+        yield {"contract": "a", "us": 1.0, "peers": {"other": {"us": 2.0, "ratio": 2.0}}}
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        results.record(tmp_path / "lines.jsonl", stopped())
+    assert json.loads((tmp_path / "lines.jsonl").read_text())["us"] == 1.0
+    assert "2.0 (2.00x)" in capsys.readouterr().out

@@ -103,6 +103,17 @@ def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     temporary.replace(path)
 
 
+def record(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Print lines as they come and write the file anew with each, so that a run that is stopped has left what it measured."""
+    kept = []
+    for line in lines:
+        kept.append(line)
+        told = {name: f"{peer['us']:.1f} ({peer['ratio']:.2f}x)" for name, peer in line.get("peers", {}).items()}
+        shown = {key: line.get(key) for key in ("contract", "direction", "shape", "us", "skipped", "peers_skipped")}
+        print(json.dumps(shown), told, flush=True)
+        write(path, kept)
+
+
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """All lines of the files. ValueError names the file and line that is not a result."""
     lines = []

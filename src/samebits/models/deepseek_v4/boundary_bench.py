@@ -9,7 +9,6 @@ modules of transformers, eager and compiled, and DeepSeek's TileKernels where in
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,13 +225,7 @@ def main() -> int:
     parser.add_argument("--directions", nargs="*", default=list(DIRECTIONS))
     parser.add_argument("--no-peers", action="store_true")
     given = parser.parse_args()
-    lines = []
-    for line in measure(CudaMachine(), given.rows, given.hidden, given.directions, not given.no_peers):
-        lines.append(line)
-        told = {n: f"{p['us']:.1f} ({p['ratio']:.2f}x)" for n, p in line.get("peers", {}).items()}
-        shown = {key: line.get(key) for key in ("direction", "shape", "contract", "us", "skipped", "peers_skipped")}
-        print(json.dumps(shown), told, flush=True)
-        results.write(given.out, lines)
+    results.record(given.out, measure(CudaMachine(), given.rows, given.hidden, given.directions, not given.no_peers))
     return 0
 
 

@@ -8,7 +8,6 @@ The layout's ``samebits.Segments`` are made once, as a model does it that uses t
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,13 +202,7 @@ def main() -> int:
     parser.add_argument("--seq-lens", type=int, nargs="*", default=list(SEQ_LENS))
     parser.add_argument("--directions", nargs="*", choices=DIRECTIONS, default=list(DIRECTIONS))
     given = parser.parse_args()
-    lines = []
-    for line in measure(CudaMachine(), given.seq_lens, given.directions):
-        lines.append(line)
-        told = {n: f"{p['us']:.1f} ({p['ratio']:.2f}x)" for n, p in line.get("peers", {}).items()}
-        shown = {key: line.get(key) for key in ("contract", "direction", "shape", "us", "skipped", "peers_skipped")}
-        print(json.dumps(shown), told, flush=True)
-        results.write(given.out, lines)
+    results.record(given.out, measure(CudaMachine(), given.seq_lens, given.directions))
     return 0
 
 
