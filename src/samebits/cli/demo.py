@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ARCHES = ("sm_90",)
 """The demo has minutes: one build of every kernel for one architecture. ``samebits audit`` compiles all builds for all."""
 SHOWN_FINDINGS = 12
-SMALL_SIZE = 64
+SMALL_ROW, SMALL_AXIS = 256, 64
 SHOWN_TO_FAIL = "torch.mm"
 """A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
 RESULTS = Path("benchmarks") / "results"
@@ -117,11 +117,10 @@ def _checks(run: _Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return ours, theirs
 
 
-def _sizes(tuned: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, int] | None:
-    """The tuned sizes where there is one axis, or a long and a short one of a single weight; the rest would take a CPU minutes."""
-    if len(tuned) < 2 or {axis for axis, _ in tuned} == {"N", "K"}:
-        return None
-    return {axis: min(sizes[0], SMALL_SIZE) for axis, sizes in tuned}
+def _sizes(tuned: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, int]:
+    """Small ones: at the tuned sizes, which ``samebits check`` takes, the references need a CPU for many minutes."""
+    most = SMALL_ROW if len(tuned) == 1 else SMALL_AXIS
+    return {axis: min(sizes[0], most) for axis, sizes in tuned}
 
 
 def _audit(run: _Run) -> dict[str, Any]:
