@@ -200,7 +200,7 @@ def test_leading_axes_padding_and_blocks(monkeypatch):
     assert same_bits(batch[0], chain(a, b, start)) and batch.shape == (2, 12, 6)
     padded = [torch.nn.functional.pad(operand, (0, 24)) for operand in (a, b)]
     assert same_bits(chain(*padded, start), chain(a, b, start))
-    monkeypatch.setitem(tensor_core._BLOCK, "cpu", 20)
+    monkeypatch.setitem(tensor_core._HELD, "cpu", 20)
     assert same_bits(chain(a, b, start), batch[0])
 
 

@@ -12,6 +12,7 @@ import torch
 from samebits import dispatch, registry
 from samebits.verify.conformance import Conformance, Target, base, sizes
 from samebits.verify.conformance import bits as bits_module
+from samebits.verify.conformance.comparisons import Comparisons
 from samebits.verify.layouts import LAYOUTS
 
 REFERENCE = {name: importlib.import_module(f"samebits.ops.{name}.reference") for name in registry.names()}
@@ -298,6 +299,45 @@ def test_the_quick_fold_is_the_fold():
             quick = fold.left_fold(terms, dim)
         assert first_difference(slow, quick, payloads=False) is None
     assert first_difference(terms.sum(-1), fold.left_fold(terms, -1), payloads=False) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_quick_sums_of_a_gpu_are_the_definitions(dtype):
+    """Folds, fused multiply-adds and tensor-core chains of every pattern of values."""
+    from samebits.exact import fma as fused
+    from samebits.exact import fold, tensor_core
+    from samebits.exact.compare import first_difference
+    from samebits.verify.inputs import PATTERNS, row_tensor
+
+    def sums(a, b):
+        terms, start = a.float() * b.float(), b[..., 0].float()
+        folds = [fold.left_fold(terms, dim) for dim in (0, 1, -1)] + [fold.left_fold(terms, -1, start)]
+        chains = tensor_core.chain(a, b), tensor_core.chain(a, b, folds[2][..., None].expand(4, 3, 3))
+        return [*folds, fused.fma(a.float(), b.float(), b.float().flip(0)), *(c.nan_to_num(7, 7, 7) for c in chains)]
+
+    for pattern in PATTERNS:
+        a, b = (row_tensor(n, range(12), (100,), dtype, pattern=pattern).view(4, 3, 100).cuda() for n in "ab")
+        slow = sums(a, b)
+        with bits_module.quick_folds():
+            quick = sums(a, b)
+        assert len(slow) == 7
+        for left, right in zip(slow, quick, strict=True):
+            assert first_difference(left, right) is None, pattern
+
+
+def test_comparisons_that_wait_are_made():
+    """The verdicts of a GPU are read late: what differs is found all the same, and the next use begins anew."""
+    compared = Comparisons()
+    right, wrong = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
+    compared._waiting = [({"x": right}, {"x": right}, "one"), ({"x": right}, {"x": wrong}, "two")]
+    compared._verdicts = [torch.tensor(False), torch.tensor(True)]
+    with pytest.raises(AssertionError, match="two, x: row 0"):
+        compared.settle()
+    compared = Comparisons()
+    with pytest.raises(AssertionError, match="three"):
+        compared.add({"x": right}, {"x": wrong}, "three")
+    compared.settle()
 
 
 def second_chunk(call, plan, inputs, results):

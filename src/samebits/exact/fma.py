@@ -7,7 +7,12 @@ from torch import Tensor
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c, FP32, rounded once to nearest even. Shapes broadcast; subnormals, zeros and infinities as IEEE 754 says.
+    """a * b + c, FP32, rounded once to nearest even. Shapes broadcast; subnormals, zeros and infinities as IEEE 754 says."""
+    return rounded_once(a, b, c)
+
+
+def rounded_once(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """:func:`fma`, in FP64.
 
     The product of two FP32 is exact in FP64. Its sum with ``c`` is rounded there to odd: an inexact result gets the
     neighbour with an odd last bit, which can be neither a tie nor an exact value of FP32, so that the second rounding

@@ -30,9 +30,9 @@ LOWEST = -126
 """Exponent of the smallest normal number, and of subnormals; FP16 has its own."""
 _FORMATS = {torch.bfloat16: (7, 127), torch.float16: (10, 15)}
 """Fraction bits and exponent bias."""
-_NEVER = -4096
+NEVER = -4096
 """Exponent of what does not take part in the alignment."""
-_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 23}
+_HELD = {"cpu": 1 << 17, "cuda": 1 << 23}
 """Elements of the result in work at a time: what stays in a cache, and what fills a GPU."""
 
 
@@ -57,14 +57,14 @@ def chain(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     if out.numel() == 0 or k == 0:
         return out.view(*lead, m, n)
     left, right = _steps(a.reshape(count, m, k)), _steps(b.reshape(count, n, k))
-    block = _BLOCK.get(a.device.type, _BLOCK["cpu"])
-    rows = max(1, min(m, block // n))
-    batches = max(1, block // (rows * n))
+    held = _HELD.get(a.device.type, _HELD["cpu"])
+    rows = max(1, min(m, held // n))
+    batches = max(1, held // (rows * n))
     for first in range(0, count, batches):
         for row in range(0, m, rows):
             here = (slice(first, first + batches), slice(row, row + rows))
             chosen = (left[:, :, here[0], here[1], None], right[:, :, here[0], None])
-            out[here] = _block(*chosen, out[here])
+            out[here] = block(*chosen, out[here])
     return out.view(*lead, m, n)
 
 
@@ -74,7 +74,8 @@ def _steps(operand: Tensor) -> Tensor:
     return padded.unflatten(-1, (-1, GROUP)).permute(2, 3, 0, 1).contiguous()
 
 
-def _block(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
+def block(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
+    """All groups: (groups, 16, batch, M, 1) and (groups, 16, batch, 1, N) onto (batch, M, N) FP32."""
     for a, b in zip(left, right, strict=True):
         acc = _step(a, b, acc)
     return acc
@@ -87,7 +88,7 @@ def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     than 32, and scaling is by powers of two.
     """
     top = _exponents_fp32(acc)
-    for a, b in zip(_exponents(left), _exponents(right), strict=True):
+    for a, b in zip(exponents(left), exponents(right), strict=True):
         torch.maximum(top, a + b, out=top)
     scale = _power_of_two(FRACTION - top.clamp(min=2 * LOWEST))  # below that, all terms are zero
     total = (acc.double() * scale).trunc_()
@@ -96,17 +97,17 @@ def _step(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     return _truncate_to_fp32(total.div_(scale))
 
 
-def _exponents(values: Tensor) -> Tensor:
+def exponents(values: Tensor) -> Tensor:
     """int16, of BF16 or FP16; a zero takes its products out of the alignment."""
     fraction, bias = _FORMATS[values.dtype]
     field = (bits(values) >> fraction) & ((1 << 15 - fraction) - 1)
-    return torch.where(values == 0, _NEVER, (field - bias).clamp(min=1 - bias))
+    return torch.where(values == 0, NEVER, (field - bias).clamp(min=1 - bias))
 
 
 def _exponents_fp32(values: Tensor) -> Tensor:
     """int16; a zero takes no part in the alignment."""
     field = (bits(values) >> 23) & 0xFF
-    return torch.where(values == 0, _NEVER, (field - 127).clamp(min=LOWEST)).to(torch.int16)
+    return torch.where(values == 0, NEVER, (field - 127).clamp(min=LOWEST)).to(torch.int16)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -52,6 +53,7 @@ def entry(key: str, fingerprint: str, tests: int = 1) -> ledger.Entry:
 def check(root: Path, out: Path, device: str, op: str, deadline: float) -> Iterator[str]:
     """``samebits check`` of every contract and backend; the reports of all operators are one file."""
     from samebits import verify
+    from samebits.verify.quick import quick_folds
 
     place = root / "benchmarks" / "results" / f"check_{arch(device)}.json"
     for backend in ("reference",) if device == "cpu" else BACKENDS:
@@ -62,9 +64,11 @@ def check(root: Path, out: Path, device: str, op: str, deadline: float) -> Itera
             if time.monotonic() > deadline:
                 yield f"{contract.name}/{backend}: not run, no time was left"
                 continue
-            rows = REFERENCE_ROWS if backend == "reference" else None
+            defined = backend == "reference"
             try:
-                report = verify.check(op, contract=contract.name, backend=backend, device=device, rows=rows)
+                with contextlib.nullcontext() if defined else quick_folds():
+                    rows = REFERENCE_ROWS if defined else None
+                    report = verify.check(op, contract=contract.name, backend=backend, device=device, rows=rows)
             except Exception as error:  # recorded; the other candidates still get their turn
                 yield f"{contract.name}/{backend}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 continue

@@ -26,6 +26,8 @@ SPANNING = (
 """What is not of one operator."""
 OTHER_ROWS = (8192,)
 WORKERS = 14
+SHARED = (("OMP_NUM_THREADS", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
+"""For processes side by side: threads of each on every core would wait for one another, and so would cached memory."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def plan(setup: Setup, parts: Iterable[str] = PARTS) -> list[list[Job]]:
     """Groups in order; the jobs of one group run side by side. Benchmarks have the GPU for themselves."""
     chosen = set(parts)
     groups = [
-        [*_tests(setup), *_by_operator(setup, "golden"), *_by_operator(setup, "check"), *_spanning(setup)],
+        [*_tests(setup), *_by_operator(setup, "golden"), *_by_operator(setup, "check")],
+        _spanning(setup),
         *([job] for job in _benches(setup)),
         _sanitizers(setup),
         *([job] for job in _other_sizes(setup)),
@@ -80,7 +83,7 @@ def _tests(setup: Setup) -> list[Job]:
     if importlib.util.find_spec("xdist"):
         line += ["-n", str(WORKERS), "--dist", "loadgroup"]
     line += [str(path.relative_to(setup.root)) for path in places]
-    return [Job("tests", "pytest -m gpu", tuple(line), least=60, most=540)]
+    return [Job("tests", "pytest -m gpu", tuple(line), least=60, most=540, settings=SHARED)]
 
 
 def _by_operator(setup: Setup, part: str) -> list[Job]:
@@ -88,7 +91,7 @@ def _by_operator(setup: Setup, part: str) -> list[Job]:
     if not todo:
         return []
     line = (sys.executable, "-m", "samebits.gpu", "--out", str(setup.out), "--part", part, "--ops", ",".join(todo))
-    return [Job(part, part, line, least=60, most=540, watches=True)]
+    return [Job(part, part, line, least=60, most=540, settings=SHARED, watches=True)]
 
 
 def _spanning(setup: Setup) -> list[Job]:
@@ -99,10 +102,24 @@ def _spanning(setup: Setup) -> list[Job]:
     layer = (sys.executable, "-m", "samebits.models.deepseek_v4", "--device", "cuda")
     replay = (sys.executable, "-m", "samebits.cli", "replay", "minimax-h3", "--stage", "conditioning", "--backward")
     jobs = [
-        Job("accept", "accept/cuda", (*accept, "cuda", "--write-golden"), least=60, most=300),
-        Job("accept", "accept/triton", (*accept, "triton"), least=60, most=540),
-        Job("model", "model/deepseek_v4", (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")), 60, 300),
-        Job("model", "model/minimax_h3", (*replay, "--json", str(setup.results / "minimax_h3_replay.json")), 60, 300),
+        Job("accept", "accept/cuda", (*accept, "cuda", "--write-golden"), 60, 300, SHARED),
+        Job("accept", "accept/triton", (*accept, "triton"), 60, 300, SHARED),
+        Job(
+            "model",
+            "model/deepseek_v4",
+            (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")),
+            60,
+            300,
+            SHARED,
+        ),
+        Job(
+            "model",
+            "model/minimax_h3",
+            (*replay, "--json", str(setup.results / "minimax_h3_replay.json")),
+            60,
+            300,
+            SHARED,
+        ),
     ]
     return [job for job in jobs if setup.lacks(job.name)]
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from samebits import dispatch
 from samebits.checks import dtype_name
-from samebits.exact import fold
 from samebits.verify.check import check
-from samebits.verify.conformance.base import Base, Target, assert_all_same, assert_same
+from samebits.verify.conformance.base import Base, Target, assert_same
+from samebits.verify.conformance.comparisons import Comparisons
 from samebits.verify.inputs import FINITE_PATTERNS, PATTERNS
 from samebits.verify.operators import OperatorSubject
+from samebits.verify.quick import quick_folds
 from samebits.verify.tolerance import judge
 
 ROWS = (0, 1, 7, 16, 33, 70, 128, 129, 257, 300)
@@ -27,29 +27,6 @@ VERY_WIDE_WIDTHS = (8193, 16384, 40000, 131072)
 """From rows that do not fit beside others into shared memory to rows that do not fit at all and come in chunks."""
 UNTUNED_WIDTHS = (3584, 4095, 4097)
 """A whole number of vectors that is no tuned size, and one element less and more than a tuned one."""
-
-
-@contextlib.contextmanager
-def quick_folds() -> Iterator[None]:
-    """While open, the references fold in numpy on the CPU: the same additions in the same order, without one call for each.
-
-    ``accumulate`` keeps every partial sum, so it cannot regroup; the +0 in front is where a fold starts.
-    """
-
-    def left_fold(terms: Tensor, dim: int, start: Tensor | None = None) -> Tensor:
-        rows = terms.movedim(dim, -1).cpu().numpy()
-        begin = np.zeros((*rows.shape[:-1], 1), dtype=rows.dtype)
-        if start is not None:
-            begin = begin + start.cpu().numpy()[..., None]
-        with np.errstate(all="ignore"):
-            sums = np.add.accumulate(np.concatenate([begin, rows], axis=-1), axis=-1, dtype=rows.dtype)
-        return torch.from_numpy(sums[..., -1].copy()).to(terms.device)
-
-    usual, fold.left_fold = fold.left_fold, left_fold
-    try:
-        yield
-    finally:
-        fold.left_fold = usual
 
 
 class Bits(Base):
@@ -69,9 +46,10 @@ class Bits(Base):
     ) -> None:
         """Every batch size, launch plan and gradient dtype has the bits that the reference has for the largest batch.
 
-        ``quick``: the reference folds in numpy, because the rows are too long for one call per addition.
+        ``quick``: the reference folds in one call, because the rows are too long for one call per addition; on a GPU always.
         """
-        judging = quick_folds if quick else contextlib.nullcontext
+        judging = quick_folds if quick or target.device != "cpu" else contextlib.nullcontext
+        compared = Comparisons()
         most = max(rows)
         for dtype in self.upstream_dtypes(contract):
             subject = self.subject(target, contract, width, pattern, dtype, rows=most)
@@ -93,16 +71,16 @@ class Bits(Base):
                 for index in range(self._plan_count(subject, forward, False)):
                     with dispatch.force_plan(index):
                         got = self.run(subject, forward, backward=False)
-                    assert_all_same(
-                        {n: v[:count] for n, v in saved.items()}, got, f"forward, {count} rows, plan {index}"
-                    )
+                    stored = {n: v[:count] for n, v in saved.items()}
+                    compared.add(stored, got, f"forward, {count} rows, plan {index}")
                 for index in range(self._plan_count(subject, backward, True)):
                     for grad_dtype in self.gradient_dtypes(subject):
                         with dispatch.force_plan(index):
                             got = self.run(subject, backward, backward=True, grad_dtype=grad_dtype)
                         rounded = {n: v.to(got[n].dtype) for n, v in expected.items()}
                         what = f"backward, {count} rows, plan {index}, {dtype_name(grad_dtype)}, upstream {dtype or 'first'}"
-                        assert_all_same(rounded, got, what)
+                        compared.add(rounded, got, what)
+            compared.settle()
 
     def _plan_count(self, subject: OperatorSubject, tensors: Sequence[Tensor], backward: bool) -> int:
         ready = self.operator.prepare(
