@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from samebits.checks import dtype_name
 
 if TYPE_CHECKING:
+    from samebits.contract import OpSpec
     from samebits.operator import Operator
 
 
@@ -36,56 +37,75 @@ def refuse_second_derivative(name: str) -> None:
     )
 
 
+def refuse_inference(spec: OpSpec, tensors: Sequence[Tensor | None]) -> None:
+    for arg, tensor in zip(spec.forward.inputs, tensors, strict=True):
+        if tensor is not None and tensor.is_inference():
+            raise RuntimeError(
+                f"{spec.name}: {arg.name} was created under torch.inference_mode() and cannot be saved for backward; "
+                f"pass {arg.name}.clone() made outside inference mode"
+            )
+
+
 def autograd_function(op: Operator) -> type[torch.autograd.Function]:
-    """Autograd from the declaration: backward inputs named ``grad_<result>`` are upstream gradients, all others were saved."""
+    """Autograd from the declaration: backward inputs named ``grad_<result>`` are upstream gradients, all others were saved.
+
+    What follows from the declaration is looked up here, once; a call only indexes.
+    """
     spec = op.spec
-    forward_inputs = [arg.name for arg in spec.forward.inputs]
-    forward_results = [result.name for result in spec.forward.results]
-    saved = [arg.name for arg in spec.backward.inputs if arg.name in (*forward_inputs, *forward_results)]
-    gradient_of = [result.name.removeprefix("grad_") for result in spec.backward.results]
-    leaves = [r.name.removeprefix("grad_") for r in spec.backward.results if r.dtype == "grad"]
+    count = len(spec.forward.inputs)
+    inputs = [arg.name for arg in spec.forward.inputs]
+    outputs = [result.name for result in spec.forward.results]
+    place = {name: at for at, name in enumerate((*inputs, *outputs))}
+    names = [arg.name for arg in spec.backward.inputs]
+    upstream_of = [
+        outputs.index(n.removeprefix("grad_")) if n.removeprefix("grad_") in outputs else None for n in names
+    ]
+    upstream_of = [at if name.startswith("grad_") else None for at, name in zip(upstream_of, names, strict=True)]
+    kept = [name for name, at in zip(names, upstream_of, strict=True) if at is None and name in place]
+    saved_at = [kept.index(name) if name in kept else None for name in names]
+    hidden = [at for at, result in enumerate(spec.forward.results) if result.hidden]
+    leaves = [inputs.index(result.name.removeprefix("grad_")) for result in spec.backward.results]
+    typical = next((at for at, r in zip(leaves, spec.backward.results, strict=True) if r.dtype == "grad"), None)
+    through = [(inputs.index(name), outputs.index(result)) for name, result in spec.through]
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
-            results = as_tuple(op._forward_op(*args))
-        known = dict(zip(forward_inputs, args, strict=False)) | dict(zip(forward_results, results, strict=True))
-        ctx.save_for_backward(*(known[name] for name in saved))
-        ctx.rest = args[len(forward_inputs) :]
-        ctx.grad_dtype = dtype_name(known[leaves[0]].dtype) if leaves else "float32"
-        ctx.results = {name: (r.shape, r.dtype) for name, r in zip(forward_results, results, strict=True)}
-        ctx.dtypes = {name: known[name].dtype for name in forward_inputs if known[name] is not None}
+        results = op.below_autograd(False, *args)
+        known = (*args[:count], *results)
+        ctx.save_for_backward(*[known[place[name]] for name in kept])
+        ctx.rest = args[count:]
+        ctx.grad_dtype = "float32" if typical is None else dtype_name(args[typical].dtype)
+        ctx.results = [(result.shape, result.dtype) for result in results]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in args[:count]]
         ctx.set_materialize_grads(False)
-        hidden = [result for result, declared in zip(results, spec.forward.results, strict=True) if declared.hidden]
         if hidden:
-            ctx.mark_non_differentiable(*hidden)
+            ctx.mark_non_differentiable(*[results[at] for at in hidden])
         return results
 
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-        known: dict[str, Tensor | None] = dict(zip(saved, ctx.saved_tensors, strict=True))
         if torch.is_grad_enabled():
             refuse_second_derivative(spec.name)
-        grads = {f"grad_{name}": grad for name, grad in zip(forward_results, upstream, strict=True)}
-        tensors: list[Tensor | None] = []
-        for arg in spec.backward.inputs:
-            tensor = grads[arg.name] if arg.name in grads else known.get(arg.name)
-            if tensor is None and not arg.optional:
-                declared = spec.forward.result(arg.name.removeprefix("grad_"))
-                like = next(t for t in known.values() if t is not None)
-                shape, dtype = ctx.results[declared.name]
-                tensor = like.new_zeros(shape, dtype=dtype)
-            tensors.append(tensor)
-        needed = dict(zip(forward_inputs, ctx.needs_input_grad, strict=False))
-        mask = [needed[leaf] for leaf in gradient_of]
-        with torch._C._AutoDispatchBelowAutograd():
-            results = as_tuple(op._backward_op(*tensors, *ctx.rest, ctx.grad_dtype, mask))
-        # A gradient that the contract keeps in FP32 is rounded here, once, where its leaf is narrower.
-        by_name: dict[str, Tensor | None] = {
-            leaf: value.to(ctx.dtypes[leaf])
-            for leaf, value, want in zip(gradient_of, results, mask, strict=True)
-            if want
-        }
-        by_name |= {name: grads[f"grad_{result}"] for name, result in spec.through if needed[name]}
-        return (*(by_name.get(name) for name in forward_inputs), *([None] * len(ctx.rest)))
+        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
+        tensors = [
+            upstream[above] if above is not None else (saved[at] if at is not None else None)
+            for above, at in zip(upstream_of, saved_at, strict=True)
+        ]
+        for at, arg in enumerate(spec.backward.inputs):
+            above = upstream_of[at]
+            if tensors[at] is None and above is not None and not arg.optional:
+                like = next(tensor for tensor in saved if tensor is not None)
+                shape, dtype = ctx.results[above]
+                tensors[at] = like.new_zeros(shape, dtype=dtype)
+        needed = ctx.needs_input_grad
+        mask = [needed[leaf] for leaf in leaves]
+        results = op.below_autograd(True, *tensors, *ctx.rest, ctx.grad_dtype, mask)
+        gradients: list[Tensor | None] = [None] * len(needed)
+        for leaf, value, want in zip(leaves, results, mask, strict=True):
+            if want:  # what the contract keeps in FP32 is rounded here, once, where its leaf is narrower
+                gradients[leaf] = value if value.dtype is ctx.dtypes[leaf] else value.to(ctx.dtypes[leaf])
+        for leaf, result in through:
+            if needed[leaf]:
+                gradients[leaf] = upstream[result]
+        return tuple(gradients)
 
     return type(
         f"{spec.name}_function",

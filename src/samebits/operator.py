@@ -13,20 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from samebits import dispatch, observers
-from samebits.autograd import as_tuple, autograd_function, refuse_second_derivative, refuse_tangents
+from samebits.autograd import as_tuple, autograd_function, refuse_inference, refuse_second_derivative, refuse_tangents
 from samebits.checks import DTYPES, Request, Shapes, as_rows, check, dtype_name, layout_of, obstacle
 from samebits.contract import OpSpec, Pass, Result, TensorArg
 from samebits.dispatch import Call, Choice, UnsupportedError
+from samebits.observers import unwatched
 from samebits.runtime import device as devices
 
 LIBRARY = torch.library.Library("samebits", "DEF")
 _NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+class Output(NamedTuple):
+    """A result as it is to be made."""
+
+    declared: Result
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    wanted: bool
+    as_rows: tuple[int, ...] | None
+    """The shape in which a kernel writes it, where that is another."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,10 @@ class Decision:
     """For each input why it must be copied, or None."""
     copies: tuple[str, ...]
     """The inputs that no kernel can read in place, with the reason; they are copied to a dense layout, bytes unchanged."""
-    outputs: tuple[tuple[Result, tuple[int, ...], torch.dtype, bool], ...]
-    """Each result with its shape and dtype, and whether it is wanted."""
+    as_given: tuple[bool, ...]
+    """For each input whether a kernel sees the very tensor that was given, not a view or a copy of it."""
+    outputs: tuple[Output, ...]
+    scalars: dict[str, float]
 
 
 KNOWN_CALLS = 4096
@@ -75,11 +89,17 @@ class Prepared:
     @property
     def inputs(self) -> dict[str, Tensor]:
         """The inputs as a kernel sees them, copied where they must be."""
-        return {
-            arg.name: as_rows(arg, tensor, why)
-            for arg, tensor, why in zip(self.args, self.tensors, self.decision.reasons, strict=True)
-            if tensor is not None
-        }
+        return _as_kernels_see(self.decision, self.args, self.tensors)
+
+
+def _as_kernels_see(
+    decision: Decision, args: tuple[TensorArg, ...], tensors: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    return {
+        arg.name: tensor if same else as_rows(arg, tensor, why)
+        for arg, tensor, same, why in zip(args, tensors, decision.as_given, decision.reasons, strict=True)
+        if tensor is not None
+    }
 
 
 class Operator:
@@ -106,13 +126,15 @@ class Operator:
         self._need_tensors(self.spec.forward.inputs, tensors)
         name = self.spec.contract(contract).name
         arguments = (*tensors, *self._scalar_values(scalars), name, backend)
-        if torch.compiler.is_compiling() or (
-            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-        ):
+        if torch.compiler.is_compiling() or not unwatched(tensors):
             return as_tuple(self._forward_op(*arguments))
         refuse_tangents(self.name, tensors)
-        with torch._C._AutoDispatchBelowAutograd():  # saves the detour through the autograd kernel
-            return as_tuple(self._forward_op(*arguments))
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor is not None and tensor.requires_grad:
+                    refuse_inference(self.spec, tensors)
+                    return as_tuple(self._function.apply(*arguments))
+        return self._launch(False, *arguments)
 
     def backward(
         self,
@@ -127,10 +149,24 @@ class Operator:
         self._need_tensors(self.spec.backward.inputs, tensors)
         mask = [True] * len(self.spec.backward.results) if wanted is None else list(wanted)
         name = self.spec.contract(contract).name
-        results = as_tuple(
-            self._backward_op(*tensors, *self._scalar_values(scalars), name, backend, dtype_name(grad_dtype), mask)
-        )
+        arguments = (*tensors, *self._scalar_values(scalars), name, backend, dtype_name(grad_dtype), mask)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not unwatched(tensors):
+            results = as_tuple(self._backward_op(*arguments))
+        else:
+            refuse_tangents(f"{self.name}_backward", tensors)
+            results = self._launch(True, *arguments)
         return tuple(result if want else None for result, want in zip(results, mask, strict=True))
+
+    def below_autograd(self, backward: bool, *arguments: Any) -> tuple[Tensor, ...]:
+        """The results of one direction, in the order of the declaration, for a caller that takes care of the gradient.
+
+        ``arguments`` are those of the torch op. Where nobody watches torch's dispatcher, the call does not go through it.
+        """
+        count = len(self.spec.direction(backward).inputs)
+        if not torch.compiler.is_compiling() and unwatched(arguments[:count]):
+            return self._launch(backward, *arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return as_tuple((self._backward_op if backward else self._forward_op)(*arguments))
 
     def backend(self, name: str) -> ModuleType:
         """The module of a backend, ``samebits.ops.<op>.<name>``: ``plans(call)`` and ``run(...)``."""
@@ -157,20 +193,22 @@ class Operator:
         return Prepared(self._decision(request), self.spec.direction(request.backward).inputs, tuple(request.tensors))
 
     def _decision(self, request: Request) -> Decision:
-        tensors, mask = request.tensors, request.mask
-        if any(t is not None and t.layout is not torch.strided for t in tensors):
-            check(self.spec, request)  # raises: no other layout is accepted
-        key = (
-            *(request.backward, request.contract, request.backend, request.grad_dtype, tuple(request.scalars)),
-            *(None if mask is None else tuple(mask), dispatch.forced_plan()),
-            *((t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) if t is not None else None for t in tensors),
-        )
-        known = self._decisions.get(key)
+        backward, tensors, scalars, contract, backend, grad_dtype, mask = request
+        key: list[Any] = [backward, contract, backend, grad_dtype, None if mask is None else tuple(mask)]
+        key += dispatch.forced_plan(), *scalars
+        for t in tensors:
+            if t is None:
+                key.append(None)
+            elif t.layout is torch.strided:
+                key += t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device
+            else:
+                check(self.spec, request)  # raises: no other layout is accepted
+        known = self._decisions.get(found := tuple(key))
         if known is None:
             known = self._decide(request)
             if len(self._decisions) >= KNOWN_CALLS:
                 self._decisions.clear()
-            self._decisions[key] = known
+            self._decisions[found] = known
         return known
 
     def _decide(self, request: Request) -> Decision:
@@ -206,42 +244,42 @@ class Operator:
                 installed[name] = why
         choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
+        as_given = tuple(tensor is None or (views[arg.name] is tensor) for arg, tensor in pairs)
         outputs = tuple(
-            (r, shapes.of(r) if r.name in wanted else (0,), _result_dtype(r, direction, request), r.name in wanted)
-            for r in direction.results
+            _output(r, shapes, r.name in wanted, _result_dtype(r, direction, request)) for r in direction.results
         )
-        return Decision(call, choice, shapes, reasons, copies, outputs)
+        scalars = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
+        return Decision(call, choice, shapes, reasons, copies, as_given, outputs, scalars)
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
         request = self._request(backward, args)
-        ready = self._prepared(request)
-        decision, call = ready.decision, ready.call
+        decision = self._decision(request)
+        call = decision.call
         if decision.copies or decision.choice.rejected:
             self._enforce_policy(decision, request.backend)
-        inputs = ready.inputs
+        inputs = _as_kernels_see(decision, self.spec.direction(backward).inputs, request.tensors)
         like = next(iter(inputs.values()))
-        results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _ in decision.outputs]
+        results = [like.new_empty(output.shape, dtype=output.dtype) for output in decision.outputs]
         if call.rows == 0:
-            for (declared, *_), result in zip(decision.outputs, results, strict=True):
-                start = inputs.get(f"start_{declared.name.removeprefix('grad_')}")
-                if not declared.rows and result.numel():
+            for output, result in zip(decision.outputs, results, strict=True):
+                start = inputs.get(f"start_{output.declared.name.removeprefix('grad_')}")
+                if not output.declared.rows and result.numel():
                     result.zero_() if start is None else torch.add(start, 0.0, out=result)
         elif call.wanted:
-            lead = len(decision.shapes.lead)
-            rows = {
-                declared.name: result.view(call.rows, *shape[lead:]) if declared.rows and lead != 1 else result
-                for (declared, shape, _, wanted), result in zip(decision.outputs, results, strict=True)
-                if wanted
+            named = {
+                output.declared.name: result if output.as_rows is None else result.view(output.as_rows)
+                for output, result in zip(decision.outputs, results, strict=True)
+                if output.wanted
             }
-            named = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
             run = self.backend(decision.choice.backend).run
             if like.is_cuda and like.get_device() != torch.cuda.current_device():
                 with torch.cuda.device(like.device):
-                    run(call, decision.choice.plan, inputs, rows, named)
+                    run(call, decision.choice.plan, inputs, named, decision.scalars)
             else:
-                run(call, decision.choice.plan, inputs, rows, named)
-        observers.tell(self.name, backward, request.tensors, results, decision)
+                run(call, decision.choice.plan, inputs, named, decision.scalars)
+        if observers.OBSERVERS:
+            observers.tell(self.name, backward, request.tensors, results, decision)
         return tuple(results)
 
     def _enforce_policy(self, ready: Decision, asked: str | None) -> None:
@@ -270,7 +308,7 @@ class Operator:
         qualified = f"{self.name}_backward" if backward else self.name
         LIBRARY.define(qualified + schema(self.spec, backward))
 
-        def launch(*args: Any) -> Any:
+        def run(*args: Any) -> Any:
             results = self._launch(backward, *args)
             return results if len(results) > 1 else results[0]
 
@@ -287,7 +325,7 @@ class Operator:
             )
             return results if len(results) > 1 else results[0]
 
-        LIBRARY.impl(qualified, launch, "CompositeExplicitAutograd")
+        LIBRARY.impl(qualified, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"samebits::{qualified}", fake, lib=LIBRARY)
         return getattr(torch.ops.samebits, qualified).default
 
@@ -302,12 +340,7 @@ class Operator:
         tensors = args[: len(self.spec.forward.inputs)]
         refuse_tangents(self.name, tensors)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            for arg, tensor in zip(self.spec.forward.inputs, tensors, strict=True):
-                if tensor is not None and tensor.is_inference():
-                    raise RuntimeError(
-                        f"{self.name}: {arg.name} was created under torch.inference_mode() and cannot be saved for backward; "
-                        f"pass {arg.name}.clone() made outside inference mode"
-                    )
+            refuse_inference(self.spec, tensors)
             results = self._function.apply(*args)
             return results if len(self.spec.forward.results) > 1 else results[0]
         with torch._C._AutoDispatchBelowAutograd():
@@ -339,7 +372,7 @@ class Operator:
                 f"{self.name}: expected {len(args)} tensors ({', '.join(a.name for a in args)}), got {len(tensors)}"
             )
         for arg, tensor in zip(args, tensors, strict=True):
-            if tensor is None and arg.optional:
+            if type(tensor) is Tensor or (tensor is None and arg.optional):
                 continue
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{self.name}: {arg.name} must be a torch.Tensor, not {type(tensor).__name__}")
@@ -381,6 +414,12 @@ def _result_dtype(result: Result, direction: Pass, request: Request) -> torch.dt
         if arg.name == result.dtype and tensor is not None:
             return tensor.dtype
     return DTYPES[result.dtype]
+
+
+def _output(declared: Result, shapes: Shapes, wanted: bool, dtype: torch.dtype) -> Output:
+    shape, lead = shapes.of(declared), len(shapes.lead)
+    rows = (shapes.rows, *shape[lead:]) if declared.rows and lead != 1 else None
+    return Output(declared, shape if wanted else (0,), dtype, wanted, rows)
 
 
 def _levels_to_the_caller() -> int:

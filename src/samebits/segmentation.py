@@ -133,6 +133,8 @@ def located(
                 f"{what}: index has {index.index.numel()} positions, but the batch axes are {shape}; "
                 "samebits.segments(index, num_rows, batch) repeats it over a batch"
             )
+        if len(shape) == 1:  # as they are: making a view costs as much as a check
+            return index.index, index.order, index.bounds
         return index.index.view(shape), index.order.view(shape), index.bounds
     if not isinstance(index, Tensor):
         raise TypeError(f"{what}: index must be a torch.Tensor or samebits.Segments, not {type(index).__name__}")

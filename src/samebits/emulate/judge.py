@@ -64,10 +64,11 @@ class Subject:
     def _results(self) -> dict[str, Tensor]:
         """Memory for the wanted results, every byte 255: NaN where they are numbers."""
         made = {}
-        for declared, shape, dtype, wanted in self.ready.decision.outputs:
-            if wanted:
-                made[declared.name] = torch.empty(shape, dtype=dtype)
-                _bytes(made[declared.name]).fill_(255)
+        for output in self.ready.decision.outputs:
+            if output.wanted:
+                name = output.declared.name
+                made[name] = torch.empty(output.shape, dtype=output.dtype)
+                _bytes(made[name]).fill_(255)
         return made
 
 

@@ -158,8 +158,8 @@ def _projection_backward(
     mask = list(needed)
     if not any(mask):
         return [None, None, None]
-    results = _PROJECTION._backward_op(
-        grad_table, temb, weight, ctx.contract, ctx.backend, dtype_name(weight.dtype), mask
+    results = _PROJECTION.below_autograd(
+        True, grad_table, temb, weight, ctx.contract, ctx.backend, dtype_name(weight.dtype), mask
     )
     dtypes = (temb.dtype, weight.dtype, weight.dtype)
     return [value.to(dtype) if want else None for value, dtype, want in zip(results, dtypes, mask, strict=True)]
@@ -184,7 +184,8 @@ class _Modulation(torch.autograd.Function):
         known |= {f"grad_{name}": grad for name, grad in zip(_SIX, upstream, strict=True)}
         with torch._C._AutoDispatchBelowAutograd():
             contract = _GATHER.spec.default_contract.name
-            grad_rows = _GATHER._backward_op(*_inputs(_GATHER.spec, known), contract, ctx.backend, "float32", [True])
+            given = _inputs(_GATHER.spec, known)
+            (grad_rows,) = _GATHER.below_autograd(True, *given, contract, ctx.backend, "float32", [True])
             grad_table = grad_rows.view(temb.shape[0], weight.shape[0])
             gradients = _projection_backward(ctx, grad_table, temb, weight, ctx.needs_input_grad[:3])
         return (*gradients, None, None, None, None, None)
@@ -201,10 +202,10 @@ def _modulation(
     backend: str | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """(table rows (3 T, 6, H), the six)."""
-    table = _PROJECTION._forward_op(temb, weight, bias, contract, backend)
+    (table,) = _PROJECTION.below_autograd(False, temb, weight, bias, contract, backend)
     rows = table.view(MODALITIES * temb.shape[0], CHUNKS, weight.shape[0] // (MODALITIES * CHUNKS))
-    six = _GATHER._forward_op(rows, index, order, bounds, _GATHER.spec.default_contract.name, backend)
-    return rows, tuple(six)
+    six = _GATHER.below_autograd(False, rows, index, order, bounds, _GATHER.spec.default_contract.name, backend)
+    return rows, six
 
 
 class _FinalOut(torch.autograd.Function):
@@ -228,7 +229,7 @@ class _FinalOut(torch.autograd.Function):
         wanted = [*needed[:2], tables, tables]
         with torch._C._AutoDispatchBelowAutograd():
             rest = (ctx.eps, _NORM.spec.default_contract.name, ctx.backend, dtype_name(x.dtype), wanted)
-            results = _NORM._backward_op(*_inputs(_NORM.spec, known), *rest)
+            results = _NORM.below_autograd(True, *_inputs(_NORM.spec, known), *rest)
             gradients = [value if want else None for value, want in zip(results[:2], wanted, strict=False)]
             grad_table = torch.cat(results[2:], dim=1) if tables else grad
             gradients += _projection_backward(ctx, grad_table, temb, weight, needed[2:])
@@ -249,9 +250,10 @@ def _final_out(
     backend: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(scale (T, H), a view of the table; y; rstd)."""
-    shift, scale = _PROJECTION._forward_op(temb, weight, bias, contract, backend).chunk(2, dim=-1)
+    (table,) = _PROJECTION.below_autograd(False, temb, weight, bias, contract, backend)
+    shift, scale = table.chunk(2, dim=-1)
     given = (x, norm_weight, shift, scale, index, order, bounds, eps)
-    y, rstd = _NORM._forward_op(*given, _NORM.spec.default_contract.name, backend)
+    y, rstd = _NORM.below_autograd(False, *given, _NORM.spec.default_contract.name, backend)
     return scale, y, rstd
 
 

@@ -194,8 +194,7 @@ class _Close(torch.autograd.Function):
         contract: str,
         backend: str | None,
     ) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            mixed: Tensor = _POST._forward_op(streams, sublayer, comb, post, contract, backend)
+        (mixed,) = _POST.below_autograd(False, streams, sublayer, comb, post, contract, backend)
         ctx.save_for_backward(streams, sublayer, comb, post)
         ctx.contract, ctx.backend = contract, backend
         return mixed
@@ -207,15 +206,14 @@ class _Close(torch.autograd.Function):
         saved = ctx.saved_tensors
         _, *needed = ctx.needs_input_grad[:4]
         wanted = (False, *needed)
-        with torch._C._AutoDispatchBelowAutograd():
-            results = _POST._backward_op(grad, *saved, ctx.contract, ctx.backend, "bfloat16", wanted)
+        results = _POST.below_autograd(True, grad, *saved, ctx.contract, ctx.backend, "bfloat16", wanted)
         gradients = [value if want else None for value, want in zip(results, wanted, strict=True)]
         return (*gradients, grad, None, None)
 
 
 def _close_plain(*args: Any) -> Tensor:
     streams, sublayer, comb, post, _, contract, backend = args
-    mixed: Tensor = _POST._forward_op(streams, sublayer, comb, post, contract, backend)
+    (mixed,) = _POST.below_autograd(False, streams, sublayer, comb, post, contract, backend)
     return mixed
 
 

@@ -85,7 +85,7 @@ class Continued:
         LIBRARY.define(f"{name}{arguments} -> ({', '.join(['Tensor'] * (len(self.visible) + 1))})")
 
         def plain(*args: Any) -> tuple[Tensor, ...]:
-            return (*self._public(as_tuple(op._forward_op(*args))), self.carrier(args[:count]))
+            return (*self._public(op.below_autograd(False, *args)), self.carrier(args[:count]))
 
         def autograd(*args: Any) -> tuple[Tensor, ...]:
             refuse_tangents(op.name, args[:count])
@@ -110,8 +110,7 @@ def _function(call: Continued) -> type[torch.autograd.Function]:
     grad_dtype = next(leaf.dtypes[0] for leaf in leaves)
 
     def forward(ctx: Any, bound: Bound, *args: Any) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
-            results = as_tuple(op._forward_op(*args))
+        results = op.below_autograd(False, *args)
         known = dict(zip(call.inputs, args, strict=False)) | dict(zip(forward_results, results, strict=True))
         ctx.save_for_backward(*(known[name] for name in saved))
         ctx.bound = bound
@@ -143,8 +142,7 @@ def _function(call: Continued) -> type[torch.autograd.Function]:
                 like = next(t for t in known.values() if t is not None)
                 tensor = like.new_zeros(ctx.shapes[declared.name], dtype=DTYPES[declared.dtype])
             tensors.append(tensor)
-        with torch._C._AutoDispatchBelowAutograd():
-            results = as_tuple(op._backward_op(*tensors, *ctx.rest, grad_dtype, mask))
+        results = op.below_autograd(True, *tensors, *ctx.rest, grad_dtype, mask)
         by_name: dict[str, Tensor | None] = {
             result.name.removeprefix("grad_"): value
             for result, value, want in zip(spec.backward.results, results, mask, strict=True)
