@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 pytest.register_assert_rewrite("samebits.verify.conformance")
 
 MARKS = ("gpu", "multi_gpu", "big")
+KEPT = 2 * 2**30
+"""Bytes of GPU memory that a process may keep between tests: others run beside it."""
+
+
+@pytest.fixture(autouse=True)
+def no_hoard_of_gpu_memory() -> Iterator[None]:
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT:
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

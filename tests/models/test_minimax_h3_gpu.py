@@ -8,7 +8,7 @@ import torch
 from samebits.models.minimax_h3 import geometry, replay, weights
 from samebits.models.minimax_h3.candidate import Candidate
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.big]
 
 
 @pytest.fixture(scope="module")
