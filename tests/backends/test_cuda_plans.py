@@ -28,9 +28,11 @@ CASES = [
     for backward in (False, True)
     for contract in registry.spec(name).contracts
 ]
-COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head", "timestep_mlp")
-"""They launch kernels one behind the other; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py and
-test_timestep_mlp.py."""
+HEADS = ("qk_norm_rope", "qk_rmsnorm", "rope_3axis")
+"""Their rows are at most 256 columns; tests/ops/test_qk_norm_rope.py says which input counts."""
+COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head", "timestep_mlp", "linear", *HEADS)
+"""They launch kernels one behind the other; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py,
+test_timestep_mlp.py and test_linear.py."""
 NOT_READ = {
     "backward": ("table",),
     "backward_gamma": ("grad_residual", "gamma", "rstd"),

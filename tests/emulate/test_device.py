@@ -63,6 +63,54 @@ def test_elementary_functions_are_those_of_the_reference(name: str, line: str) -
         assert first_difference(other, got, payloads=False) is None
 
 
+PAIRS = """
+  unsigned to;
+  asm("fma.rn.FORMAT %0, %1, %2, %3;" : "=r"(to) : "r"(a[threadIdx.x]), "r"(b[threadIdx.x]), "r"(c[threadIdx.x]));
+  out[threadIdx.x] = to;
+"""
+
+
+@pytest.mark.parametrize("name, dtype", [("bf16x2", torch.bfloat16), ("f16x2", torch.float16)])
+def test_pairs_are_multiplied_and_added_with_one_rounding(name: str, dtype: torch.dtype) -> None:
+    """A product and a sum have the bits of FP32 and then the narrow type; a fused one those of exact arithmetic."""
+    generator = torch.Generator().manual_seed(6)
+    words = torch.randint(-(2**15), 2**15, (3, 1024, 32, 2), generator=generator).to(torch.int16)
+    words[:, :32] = torch.tensor([0, -(2**15), 1, 0x7F80 if dtype == torch.bfloat16 else 0x7C00], dtype=torch.int16)[
+        torch.randint(0, 4, (3, 32, 32, 2), generator=generator)
+    ]  # zeros, the least subnormal, infinity
+    near = words.clone()
+    near[1], near[2] = words[0] ^ (words[1] & 0x3F), words[2]
+    one, minus_zero = torch.ones((), dtype=dtype).view(torch.int16), torch.tensor(-(2**15), dtype=torch.int16)
+    source = probe.kernel(
+        "const unsigned* all_a, const unsigned* all_b, const unsigned* all_c, unsigned* all",
+        "const i64 at = blockIdx.x * 32; const unsigned *a = all_a + at, *b = all_b + at, *c = all_c + at;"
+        "unsigned* out = all + at;" + PAIRS.replace("FORMAT", name),
+    )
+
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(1024, 32, dtype=torch.int32)
+        shaped = [t.expand(1024, 32, 2).contiguous().view(torch.int32) for t in given]
+        probe.run(source, *shaped, out, grid=1024)
+        return out.view(dtype)
+
+    for a, b, c in (words, near):
+        x, y, z = (t.view(dtype) for t in (a, b, c))
+        flat = (1024, 64)
+        for got, expected in (
+            (run(a, b, minus_zero), (x.float() * y.float()).to(dtype)),
+            (run(a, one, b), (x.float() + y.float()).to(dtype)),
+        ):
+            assert first_difference(expected.view(flat), got.view(flat), payloads=False) is None
+        exact = x.double() * y.double() + z.double()
+        sure = exact.isfinite() & (exact.abs() < torch.finfo(dtype).max) & (exact.abs() > torch.finfo(dtype).tiny)
+        error = (run(a, b, c).view(x.shape).double() - exact).abs() / exact.abs()
+        assert error[sure].max() <= torch.finfo(dtype).eps / 2 * (1 + 1e-6)
+        twice = ((x.float() * y.float()).to(dtype).float() + z.float()).to(dtype)
+        assert ((twice.double() - exact).abs() / exact.abs())[sure].max() > torch.finfo(
+            dtype
+        ).eps  # two roundings are not it
+
+
 def test_memory_that_an_operator_allocates_is_full_of_nan() -> None:
     like = torch.zeros(3)
     with emulated(Emulator()):

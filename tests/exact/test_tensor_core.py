@@ -27,6 +27,8 @@ class Model:
     nearest: bool = False
     """Sums round to nearest even instead of toward zero."""
     lowest: int | None = None
+    deepest: int = -133
+    """No alignment below it."""
     zeros_align: bool = False
     """A product of zero and a large number takes part in the alignment, with the exponent -126 for the zero."""
     true_exponents: bool = False
@@ -48,7 +50,7 @@ class Model:
         terms.append((Fraction(acc), self.exponent(acc)))
         if acc != 0 or self.lowest is not None:
             chosen.append(terms[-1][1])
-        unit = Fraction(2) ** (max(chosen, default=-126) - self.fraction)
+        unit = Fraction(2) ** (max(max(chosen, default=-126), self.deepest) - self.fraction)
         total = sum(math.trunc(value / unit) for value, _ in terms) * unit
         return self.rounded(total)
 
@@ -108,6 +110,14 @@ def draw(kind: str, seed: int, m: int = 8, n: int = 8, k: int = 64) -> tuple[tor
         start = start * scale(-149, -120, m, n)
     elif kind == "subnormal products from zero":
         a, b, start = a * scale(-76, -66, m, k), b * scale(-76, -66, n, k), start * 0
+    elif (
+        kind == "deep subnormal products"
+    ):  # 2^-149 - 2^-157, and 2^-157 in two or four parts, which a bound keeps or not
+        a, b, start = a * 0, torch.ones_like(b) * 2.0**-75, start * 0
+        a[:, 0], a[0::2, 1:5], a[1::2, 1:3] = 255 * 2.0**-82, 2.0**-84, 2.0**-83
+    elif kind == "sums below the least number":  # of either sign
+        a, b, start = a * 0, torch.ones_like(b) * 2.0**-75, start * 0
+        a[0::2, 0], a[1::2, 0] = 2.0**-77, -(2.0**-77)
     elif kind == "products beyond FP32 that cancel":
         a[:, 0::16], b[:, 0::16] = 2.0**100, 2.0**40
         a[:, 1::16], b[:, 1::16] = -(2.0**100), 2.0**40
@@ -129,6 +139,8 @@ KINDS = (
     "subnormal operands",
     "subnormal products",
     "subnormal products from zero",
+    "deep subnormal products",
+    "sums below the least number",
     "products beyond FP32 that cancel",
     "overflow",
 )
@@ -153,6 +165,8 @@ def test_it_is_what_it_says(kind):
         (Model(fraction=26), "normal"),
         (Model(nearest=True), "normal"),
         (Model(lowest=-126), "subnormal products from zero"),
+        (Model(deepest=-134), "deep subnormal products"),
+        (Model(deepest=-132), "deep subnormal products"),
         (Model(zeros_align=True), "zeros beside large factors"),
         (Model(true_exponents=True), "subnormal operands"),
         (Model(flush="operands"), "subnormal operands"),
@@ -234,6 +248,7 @@ def test_wrong_operands_are_refused():
 BELIEFS = {
     "zero products take part in the alignment": Model(zeros_align=True),
     "no alignment below -126": Model(lowest=-126),
+    "alignment however deep": Model(deepest=-1000),
     "subnormal factors have their true exponent": Model(true_exponents=True),
     "subnormal factors are zero": Model(flush="operands"),
     "subnormal results are zero": Model(flush="results"),

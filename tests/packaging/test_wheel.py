@@ -63,13 +63,14 @@ def test_everything_that_runs_is_inside(wheel):
     package = ROOT / "src" / "samebits"
     wanted = {
         str(path.relative_to(ROOT / "src"))
-        for pattern in ("*.py", "*.cu", "*.cuh", "*.md", "manifest.json", "templates/*", "py.typed")
+        for pattern in ("*.py", "*.cu", "*.cuh", "*.md", "manifest.json", "*.xz", "*.cpp", "*.h", "templates/*", "py.typed")
         for path in package.rglob(pattern)
         if path.is_file()
     }
     assert wanted - inside == set()
     assert any(name.endswith(".cu") for name in wanted)
     assert any(name.endswith(".cuh") for name in wanted)
+    assert "samebits/exact/special_sm_90.xz" in wanted
     assert "samebits/report/templates/index.html.j2" in wanted
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert not any(name.startswith("tests") for name in inside)

@@ -16,10 +16,12 @@ from samebits.verify.conformance.comparisons import Comparisons
 from samebits.verify.layouts import LAYOUTS
 
 REFERENCE = {name: importlib.import_module(f"samebits.ops.{name}.reference") for name in registry.names()}
+HELD = {"qk_norm_rope": {"D": 19, "R": 14}, "rope_3axis": {"D": 19, "R": 14}}
+"""Axes of which not every size goes with every other."""
 PLANTED = Target("cuda", "cpu")
 """A backend that needs a GPU, replaced by one of ours that does not."""
 NORMAL_FORWARD = (
-    *("adaln_projection", "adaln_row_gather", "hc_split_sinkhorn"),
+    *("adaln_projection", "adaln_row_gather", "hc_split_sinkhorn", "linear"),
     *("rmsnorm_modulated", "timestep_mlp", "timestep_sinusoid"),
 )
 """Operators whose forward has no subnormal value that shows: a sigmoid, a softmax, a cosine, what is behind a bias, a copy."""
@@ -48,7 +50,7 @@ def plant(monkeypatch):
 
     def planted(op="h_aggregate", **fault):
         monkeypatch.setitem(registry.operator(op)._backends, "cuda", Backend(op, **fault))
-        tests = type("Planted", (Conformance,), {"op": op})()
+        tests = type("Planted", (Conformance,), {"op": op, "held": HELD.get(op, {})})()
         base._drawn.cache_clear()
         return tests
 
@@ -323,7 +325,8 @@ def test_the_quick_sums_of_a_gpu_are_the_definitions(dtype):
             quick = sums(a, b)
         assert len(slow) == 7
         for left, right in zip(slow, quick, strict=True):
-            assert first_difference(left, right) is None, pattern
+            # A GPU's own multiply-add makes one NaN; the definition, by way of FP64, keeps a payload.
+            assert first_difference(left, right, payloads=False) is None, pattern
 
 
 def test_comparisons_that_wait_are_made():

@@ -41,6 +41,19 @@ inline float widened_from_f16(unsigned short h) {
   const float size = field ? float(1024 + fraction) * float_of((field - 25 + 127) << 23) : float(fraction) * float_of((127 - 24) << 23);
   return float_of(sign | bits_of(size));
 }
+
+// a * b + c, rounded so that a later rounding to fewer bits is the only one that counts: to odd, where it is not exact.
+inline float fused_to_odd(float a, float b, float c) {
+  const double product = double(a) * double(b);  // exact for numbers of 16 bits
+  double sum = product + double(c);
+  const double back = sum - product, rest = (product - (sum - back)) + (double(c) - back);
+  unsigned long long word;
+  memcpy(&word, &sum, 8);
+  if (rest != 0 && !(word & 1)) sum = __builtin_nextafter(sum, rest > 0 ? __builtin_inf() : -__builtin_inf());
+  const float nearest = float(sum);
+  if (double(nearest) == sum || sum != sum || bits_of(nearest) & 1) return nearest;
+  return __builtin_nextafterf(nearest, sum > double(nearest) ? __builtin_inff() : -__builtin_inff());
+}
 }  // namespace emulate
 
 namespace ptx {
@@ -57,6 +70,20 @@ inline void cvt_f32_f16(float& to, unsigned short from) { to = emulate::widened_
 inline void cvt_rn_f16_f32(unsigned short& to, float from) { to = emulate::narrowed_to_f16(from); }
 inline void cvt_rn_f16x2_f32(unsigned& to, float high, float low) {
   to = unsigned(emulate::narrowed_to_f16(high)) << 16 | emulate::narrowed_to_f16(low);
+}
+inline void fma_rn_bf16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
+  const auto one = [&](int at) {
+    const auto wide = [&](unsigned pair) { return float_of(pair >> at << 16); };
+    return unsigned(emulate::narrowed_to_bf16(emulate::fused_to_odd(wide(a), wide(b), wide(c))));
+  };
+  to = one(16) << 16 | one(0);
+}
+inline void fma_rn_f16x2(unsigned& to, unsigned a, unsigned b, unsigned c) {
+  const auto one = [&](int at) {
+    const auto wide = [&](unsigned pair) { return emulate::widened_from_f16((unsigned short)(pair >> at)); };
+    return unsigned(emulate::narrowed_to_f16(emulate::fused_to_odd(wide(a), wide(b), wide(c))));
+  };
+  to = one(16) << 16 | one(0);
 }
 inline void max_NaN_f32(float& to, float a, float b) { to = a != a || b != b ? float_of(0x7fffffffu) : a > b ? a : b; }
 

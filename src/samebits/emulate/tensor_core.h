@@ -65,7 +65,7 @@ inline float truncated(int64_t sum, int unit) {
 
 // `start` + sum over the 16 products a[k] * b[k].
 inline float add_group(const Operand (&a)[16], const Operand (&b)[16], float start) {
-  constexpr int FRACTION = 25, NEVER = -4096;
+  constexpr int FRACTION = 25, DEEPEST = -133, NEVER = -4096;
   const Operand acc = operand_of(start);
   int top = acc.significand ? acc.exponent : NEVER;
   bool finite = acc.finite;
@@ -76,6 +76,7 @@ inline float add_group(const Operand (&a)[16], const Operand (&b)[16], float sta
   }
   if (!finite) return __builtin_nanf("");  // not finite; which one is not promised
   if (top == NEVER) return 0.0f;
+  if (top < DEEPEST) top = DEEPEST;
   int64_t sum = shifted(acc.significand, FRACTION - acc.fraction - (top - acc.exponent));
   for (int k = 0; k < 16; ++k) {
     const int below = top - a[k].exponent - b[k].exponent;

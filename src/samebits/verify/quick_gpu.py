@@ -74,7 +74,8 @@ def _power_of_two(exponent):  # type: ignore[no-untyped-def]
 @triton.jit
 def _block(  # type: ignore[no-untyped-def]
     left, left_exp, right, right_exp, acc, groups, batches, m, n,
-    GROUP: tl.constexpr, FRACTION: tl.constexpr, LOWEST: tl.constexpr, NEVER: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, FRACTION: tl.constexpr, LOWEST: tl.constexpr, DEEPEST: tl.constexpr,
+    NEVER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -92,7 +93,7 @@ def _block(  # type: ignore[no-untyped-def]
             a = tl.load(left_exp + (step + k * batches) * m + row, mask=row < m, other=0).to(tl.int32)
             b = tl.load(right_exp + (step + k * batches) * n + column, mask=column < n, other=0).to(tl.int32)
             top = tl.maximum(top, a[:, None] + b[None, :])
-        top = tl.maximum(top, 2 * LOWEST)
+        top = tl.maximum(top, DEEPEST)
         scale = _power_of_two(FRACTION - top)
         wide = _truncated(total.to(tl.float64) * scale)
         for k in tl.static_range(GROUP):
@@ -116,6 +117,6 @@ def block(left: Tensor, right: Tensor, acc: Tensor) -> Tensor:
     grid = (triton.cdiv(m, TILE), triton.cdiv(n, TILE), batches)
     _block[grid](
         *operands, out, len(a), batches, m, n,
-        tensor_core.GROUP, tensor_core.FRACTION, tensor_core.LOWEST, tensor_core.NEVER, TILE,
+        tensor_core.GROUP, tensor_core.FRACTION, tensor_core.LOWEST, tensor_core.DEEPEST, tensor_core.NEVER, TILE,
     )  # fmt: skip
     return out

@@ -5,6 +5,7 @@
 constexpr int THREADS = LANES == 64 ? 64 : 128;
 constexpr int BLOCK_ROWS = THREADS / LANES;
 constexpr int BLOCKS = 6;  // of a multiprocessor at least, so that a held row has the registers it needs on every architecture
+constexpr int AHEAD = MODULATED ? (HOLD < 2 ? HOLD : 2) : 0;  // vectors of the table that are on their way before the sum is known
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const element* x, i64 x_row, const element* weight, const element* shift, i64 shift_row, const element* scale,
@@ -28,6 +29,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #else
   for (int d = lane * 8; d < d_end; d += LANES * 8) chains = squares_of(chains, read_wide<VEC, 8>(row, d, d_end));
 #endif
+#if MODULATED
+  Raw<8> scale_ahead[AHEAD + 1], shift_ahead[AHEAD + 1];
+#pragma unroll
+  for (int j = 0; j < AHEAD; ++j) {
+    scale_ahead[j] = read<VEC, 8>(scale_of, (lane + j * LANES) * 8, d_end);
+    shift_ahead[j] = read<VEC, 8>(shift_of, (lane + j * LANES) * 8, d_end);
+  }
+#endif
   float sum = group_sum(chains);
 #if LANES == 64
   __shared__ float group[4];
@@ -37,17 +46,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
   const float r = rstd_of(sum, d_end, eps);
   if (live && lane == 0) rstd[token] = r;
-  const auto finish = [&](int d, const Raw<8>& raw_x) {
+  const auto finish = [&](int j, const Raw<8>& raw_x) {
+    const int d = (lane + j * LANES) * 8;
     Floats<8> n = normed(widened(raw_x), r, read_wide<VEC, 8>(weight, d, d_end));
 #if MODULATED
-    n = modulated(n, factor_of(read<VEC, 8>(scale_of, d, d_end)), read_wide<VEC, 8>(shift_of, d, d_end));
+    if (j < AHEAD) {
+      n = modulated(n, factor_of(scale_ahead[j]), widened(shift_ahead[j]));
+    } else {
+      n = modulated(n, factor_of(read<VEC, 8>(scale_of, d, d_end)), read_wide<VEC, 8>(shift_of, d, d_end));
+    }
 #endif
     if (live) write<VEC>(y + token * size, d, d_end, narrowed(n));
   };
 #if HOLD
 #pragma unroll
-  for (int j = 0; j < HOLD; ++j) finish((lane + j * LANES) * 8, raw[j]);
+  for (int j = 0; j < HOLD; ++j) finish(j, raw[j]);
 #else
-  for (int d = lane * 8; d < d_end; d += LANES * 8) finish(d, read<VEC, 8>(row, d, d_end));
+  for (int j = 0, d = lane * 8; d < d_end; ++j, d += LANES * 8) finish(j, read<VEC, 8>(row, d, d_end));
 #endif
 }

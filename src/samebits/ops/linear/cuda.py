@@ -1,0 +1,225 @@
+"""CUDA backend of ``linear``: which kernels run a call, and their launches. Every plan of a call has the same bits.
+
+``gemm.cu`` does all three products, ``grad_bias.cu`` the fold. A product is planned as a :class:`_Product`; another kernel for
+the same products is another :class:`Launch` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from samebits.audit.build import Build
+from samebits.dispatch import Call
+from samebits.ops.linear.spec import SPEC
+from samebits.runtime.launch import Launch, launch
+from samebits.runtime.nvrtc import CudaKernel
+from samebits.runtime.sweep import cuda_builds
+
+PROVEN_ARCH = 90
+DTYPES = {"bfloat16": 1, "float16": 2}
+"""As ELEMENT of elements.cuh numbers them."""
+FEW = 64
+"""Rows up to which the weight takes the large side of a tile."""
+BAND = 8
+"""Tiles of the A side that are worked on together."""
+_GRID = 2**31 - 1
+_STAGE = 64
+"""Reduction indices of a stage."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a block of gemm.cu is cut; the names are those of its macros."""
+
+    MT: int
+    NT: int
+    WM: int
+    WN: int
+    STAGES: int
+    BLOCKS: int
+    """Blocks that share a multiprocessor."""
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.MT * self.WM
+
+    @property
+    def columns(self) -> int:
+        return 8 * self.NT * self.WN
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.WM * self.WN
+
+    @property
+    def shared(self) -> int:
+        return 2 * self.STAGES * (self.rows + self.columns) * _STAGE
+
+
+LARGE, MEDIUM, SMALL = Shape(4, 8, 2, 4, 4, 1), Shape(4, 8, 2, 2, 3, 2), Shape(2, 8, 2, 2, 3, 3)
+GENERAL = {LARGE: 1.0, MEDIUM: 0.95, SMALL: 0.75}
+"""128 x 256, 128 x 128 and 64 x 128, and how much of the rate of the first each is expected to reach when the GPU is full."""
+ODD = Shape(2, 4, 2, 2, 3, 2)
+"""For operands that must be read element by element; that takes registers."""
+NARROW = {8: Shape(1, 1, 2, 1, 12, 2), 16: Shape(1, 2, 2, 1, 12, 2), 64: Shape(1, 8, 4, 1, 6, 2)}
+WIDE = {8: Shape(1, 1, 8, 1, 4, 2), 16: Shape(1, 2, 8, 1, 4, 2), 64: Shape(2, 8, 4, 1, 4, 2)}
+"""For up to so many rows: 32 (or 64) and 128 outputs of a block. Narrow blocks where there are too few outputs to give every
+multiprocessor a wide one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of a call; what its direction or its wanted results do not need is None."""
+
+    y: Launch | None = None
+    grad_x: Launch | None = None
+    grad_weight: Launch | None = None
+    grad_bias: Launch | None = None
+
+    def __iter__(self) -> Iterator[Launch]:
+        yield from (step for step in vars(self).values() if step is not None)
+
+    def __str__(self) -> str:
+        return "; then ".join(str(step) for step in self)
+
+
+def refuses(call: Call) -> str | None:
+    """Why this architecture does not get the contract, or None."""
+    if call.device.arch == PROVEN_ARCH:
+        return None
+    return (
+        f"contract 'kchain' is the arithmetic of the tensor cores of compute capability {PROVEN_ARCH / 10}, which those of "
+        f"{call.device.arch / 10} have not been shown to share"
+    )
+
+
+@dataclass(frozen=True)
+class _Product:
+    """out (rows, columns) = A (rows, size) B (columns, size)^T, and how a kernel is told of it."""
+
+    rows: int
+    columns: int
+    turned_a: bool
+    turned_b: bool
+    few: bool
+    """The rows are those of the batch, and there may be few of them."""
+    dtype: str
+    vec: int
+    """8 where both operands can be read in 16-byte pieces, else 1."""
+    multiprocessors: int
+
+    def launches(self) -> list[Launch]:
+        """Every launch that may compute it, best first."""
+        if self.vec == 1:
+            return [self._straight(ODD)]
+        general = [self._straight(shape) for shape in sorted(GENERAL, key=self._cost)]
+        if not self.few:
+            return general
+        fitting = next((limit for limit in NARROW if self.rows <= limit), max(NARROW))
+        wide = self.columns >= WIDE[fitting].rows * self.multiprocessors
+        crosswise = [self._crosswise(kind[fitting]) for kind in ((WIDE, NARROW) if wide else (NARROW, WIDE))]
+        return crosswise + general if self.rows <= FEW else general + crosswise
+
+    def _cost(self, shape: Shape) -> float:
+        """Time of the multiprocessor with the most tiles, in products. One that holds fewer blocks than it could is slower."""
+        tiles = -(-self.rows // shape.rows) * -(-self.columns // shape.columns)
+        own = -(-tiles // self.multiprocessors)
+        rate = GENERAL[shape] * (1 + min(1, own / shape.BLOCKS)) / 2
+        return own * shape.rows * shape.columns / rate
+
+    def _straight(self, shape: Shape) -> Launch:
+        return self._launch(shape, self.rows, self.columns, self.turned_a, self.turned_b, cross=False)
+
+    def _crosswise(self, shape: Shape) -> Launch:
+        """The columns of the result, which are rows of the weight or its columns, on the A side."""
+        return self._launch(shape, self.columns, self.rows, self.turned_b, self.turned_a, cross=True)
+
+    def _launch(self, shape: Shape, rows: int, columns: int, turned_a: bool, turned_b: bool, cross: bool) -> Launch:
+        tiles = -(-rows // shape.rows) * -(-columns // shape.columns)
+        defines = vars(shape) | {
+            "ELEMENT": DTYPES[self.dtype], "TA": int(turned_a), "TB": int(turned_b), "CROSS": int(cross), "VEC": self.vec,
+        }  # fmt: skip
+        kernel = CudaKernel("linear", "gemm", tuple(sorted(defines.items())))
+        return Launch(kernel, min(tiles, _GRID), shape.threads, shape.shared, arguments=(int(cross), BAND))
+
+
+def plans(call: Call) -> tuple[Plan, ...]:
+    if not call.backward:
+        return tuple(Plan(y=step) for step in _product(call, "x", "weight").launches())
+    xs, weights, biases = [], [], []
+    if "grad_x" in call.wanted:
+        xs = _product(call, "grad_y", "weight").launches()
+    if "grad_weight" in call.wanted:
+        weights = _product(call, "grad_y", "x").launches()
+    if "grad_bias" in call.wanted:
+        kernel = CudaKernel("linear", "grad_bias", (("ELEMENT", DTYPES[call.layout("grad_y").dtype]),))
+        biases = [Launch(kernel, -(-call.size("N") // 64), 64)]
+    count = max(len(xs), len(weights), len(biases), 1)
+
+    def at(steps: list[Launch], index: int) -> Launch | None:
+        return steps[index % len(steps)] if steps else None
+
+    return tuple(Plan(grad_x=at(xs, i), grad_weight=at(weights, i), grad_bias=at(biases, i)) for i in range(count))
+
+
+def _product(call: Call, left: str, right: str) -> _Product:
+    """Of two inputs: x and weight (y), grad_y and weight (grad_x), grad_y and x (grad_weight)."""
+    over_rows, dense = right == "x", [call.size("N") if name == "grad_y" else call.size("K") for name in (left, right)]
+    aligned = all(size % 8 == 0 for size in dense) and all(call.layout(name).aligned for name in (left, right))
+    return _Product(
+        rows=call.size("N") if over_rows else call.rows,
+        columns=call.size("K") if call.backward else call.size("N"),
+        turned_a=over_rows,
+        turned_b=call.backward,
+        few=not over_rows,
+        dtype=call.layout(left).dtype,
+        vec=8 if aligned else 1,
+        multiprocessors=max(call.device.multiprocessors, 1),
+    )
+
+
+def run(
+    call: Call, plan: Plan, inputs: dict[str, Tensor], results: dict[str, Tensor], scalars: dict[str, float]
+) -> None:
+    x, weight = inputs["x"], inputs["weight"]
+    rows, outputs, size = call.rows, *weight.shape
+    if plan.y is not None:
+        _multiply(plan.y, results["y"], x, weight, inputs.get("bias", 0), 0, (rows, outputs, size))
+    if not call.backward:
+        return
+    grad = inputs["grad_y"]
+    if plan.grad_x is not None:
+        _multiply(plan.grad_x, results["grad_x"], grad, weight, 0, 0, (rows, size, outputs))
+    if plan.grad_weight is not None:
+        start = inputs.get("start_weight", 0)
+        _multiply(plan.grad_weight, results["grad_weight"], grad, x, 0, start, (outputs, size, rows))
+    if plan.grad_bias is not None:
+        start = inputs.get("start_bias", 0)
+        launch(plan.grad_bias, results["grad_bias"], grad, grad.stride(0), start, rows, outputs)
+
+
+def _multiply(
+    step: Launch,
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | int,
+    start: Tensor | int,
+    sizes: tuple[int, int, int],
+) -> None:
+    """out (rows, columns), ``sizes`` = (rows, columns, reduction indices)."""
+    rows, columns, size = sizes
+    cross, band = step.arguments
+    if cross:
+        a, b, rows, columns = b, a, columns, rows
+    wide = int(out.element_size() == 4)
+    start_line = start.stride(0) if isinstance(start, Tensor) else 0
+    launch(step, out, a, a.stride(0), b, b.stride(0), bias, start, start_line, rows, columns, size, wide, band)
+
+
+def builds() -> tuple[Build, ...]:
+    """Every kernel that a call can reach, for the audit."""
+    return cuda_builds(SPEC, plans)

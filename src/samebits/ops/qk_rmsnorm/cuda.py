@@ -1,0 +1,15 @@
+"""CUDA backend of ``qk_rmsnorm``: the kernels of ``qk_norm_rope``, built with ROPE 0 (ops/qk_norm_rope/cuda.py)."""
+
+from __future__ import annotations
+
+from samebits.audit.build import Build
+from samebits.ops.qk_norm_rope.cuda import plans, refuses, run
+from samebits.ops.qk_rmsnorm.spec import SPEC
+from samebits.runtime.sweep import cuda_builds
+
+__all__ = ["builds", "plans", "refuses", "run"]
+
+
+def builds() -> tuple[Build, ...]:
+    """Every kernel that a call can reach, for the audit."""
+    return cuda_builds(SPEC, plans)

@@ -1,0 +1,52 @@
+"""What a table of angles must be beside heads, which the declaration cannot say."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from samebits.dispatch import Call
+
+
+def wrong(rotated: int, columns: int) -> str | None:
+    """Why R angles do not fit heads of D columns, or None."""
+    if rotated % 2 or rotated > columns:
+        return f"cos and sin have R = {rotated} columns; accepted is an even number up to the head dimension {columns}"
+    return None
+
+
+def refuses(call: Call) -> str | None:
+    """Why no backend takes the call, or None."""
+    return wrong(call.size("R"), call.size("D"))
+
+
+def angles_of(what: str, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin (S, R) for x (..., S, N, D), with the batch axes of x. They are repeated where x has several batches.
+
+    Raises TypeError and ValueError with ``what`` (the caller's name) in front.
+    """
+    for name, tensor, form in (("x", x, "(..., S, N, D)"), ("cos", cos, "(S, R)"), ("sin", sin, "(S, R)")):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{what}: {name} must be a torch.Tensor, not {type(tensor).__name__}")
+        if tensor.dim() < (3 if name == "x" else 2):
+            raise ValueError(f"{what}: {name} has shape {tuple(tensor.shape)}, expected {form}")
+    why = wrong(cos.shape[-1], x.shape[-1])
+    if why is not None:
+        raise ValueError(f"{what}: {why}")
+    lead = tuple(x.shape[:-2])
+    made = []
+    for name, angle in (("cos", cos), ("sin", sin)):
+        if angle.dim() == 2 and len(lead) > 1 and angle.shape[0] == lead[-1]:
+            angle = angle.expand(*lead, angle.shape[-1])
+            angle = angle.contiguous() if _product(lead[:-1]) > 1 else angle
+        if tuple(angle.shape[:-1]) != lead:
+            wanted = f"({lead[-1]}, R) or {(*lead, 'R')}"
+            raise ValueError(f"{what}: {name} has shape {tuple(angle.shape)}, expected {wanted}")
+        made.append(angle)
+    return made[0], made[1]
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

@@ -1,0 +1,32 @@
+"""What ``attention`` is compared with: torch's own backends of scaled_dot_product_attention, each by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from samebits.sequence_ops.attention.targets import CUDNN, FLASH
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q (B, S_q, H, D), k and v (B, S_k, H_kv, D) to (B, S_q, H, D)."""
+
+
+def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    first, second, third = (t.transpose(1, 2) for t in (q, k, v))
+    shared = q.shape[2] != k.shape[2]
+    with sdpa_kernel(backend):
+        out = torch.nn.functional.scaled_dot_product_attention(first, second, third, enable_gqa=shared)
+    return out.transpose(1, 2)
+
+
+PEERS: dict[str, Attention] = {
+    CUDNN: functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+    FLASH: functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+    "efficient": functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
+    "math": functools.partial(_sdpa, SDPBackend.MATH),
+}
+"""Not causal. On a CPU only ``math`` and ``FlashAttention-2`` (torch's own of that name) exist."""

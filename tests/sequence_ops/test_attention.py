@@ -1,0 +1,471 @@
+"""``attention``: what is special to an operator of sequences. Everything here runs on a CPU but what is marked ``gpu``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import samebits
+from samebits.dispatch import UnsupportedError
+from samebits.exact.bits import bits
+from samebits.sequence_ops.attention import contracts, golden, reference
+
+CONTRACTS = tuple(contracts.RECIPES)
+TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.6e-3}
+"""Largest error over the largest value: about three roundings of the dtype."""
+
+
+def inputs(
+    queries: int,
+    keys: int,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 64,
+    batch: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, queries, heads, head_dim), (batch, keys, kv_heads, head_dim), (batch, keys, kv_heads, head_dim))
+    q, k, v = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
+    return q, k, v
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(bits(a.contiguous()), bits(b.contiguous()))
+
+
+def error(ours: Tensor, exact: Tensor) -> float:
+    return ((ours.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize(
+    ("causal", "dtype", "head_dim", "heads", "kv_heads"),
+    [
+        (False, torch.bfloat16, 128, 2, 2),
+        (True, torch.bfloat16, 64, 4, 2),
+        (True, torch.float16, 128, 3, 1),
+        (False, torch.float16, 64, 1, 1),
+    ],
+)
+def test_as_accurate_as_its_dtype_allows(
+    contract: str, causal: bool, dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int
+) -> None:
+    leaves = [t.requires_grad_() for t in inputs(33, 150, heads, kv_heads, head_dim, 1, dtype)]
+    out, lse = samebits.attention(*leaves, causal=causal, contract=contract)
+    exact, exact_lse = golden.forward(*leaves, causal, head_dim**-0.5)
+    grad = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, leaves, grad)
+    exact_gradients = golden.backward(*leaves, grad, causal, head_dim**-0.5)
+    assert error(out, exact) < TOLERANCE[dtype]
+    assert error(lse, exact_lse) < 1e-6
+    for ours, theirs, leaf in zip(gradients, exact_gradients, leaves, strict=True):
+        assert ours.dtype == leaf.dtype
+        assert error(ours, theirs) < TOLERANCE[dtype]
+
+
+def test_a_wrong_scale_is_not_accurate() -> None:
+    """The bound above can fail: a scale that is off by one part in twenty fails it."""
+    q, k, v = inputs(33, 150)
+    out, lse = samebits.attention(q, k, v, scale=0.125 * 1.05)
+    exact, exact_lse = golden.forward(q, k, v, False, 0.125)
+    assert error(out, exact) > TOLERANCE[torch.bfloat16]
+    assert error(lse, exact_lse) > 1e-6
+
+
+def test_large_scores_and_a_scale_of_ones_own() -> None:
+    q, k, v = inputs(5, 70)
+    out, lse = samebits.attention(q * 30, k * 30, v, scale=0.5)
+    exact, exact_lse = golden.forward(q * 30, k * 30, v, False, 0.5)
+    assert lse.max() > 1000
+    assert error(out, exact) < TOLERANCE[torch.bfloat16]
+    assert error(lse, exact_lse) < 1e-6
+
+
+# --- invariance -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_row_does_not_see_its_neighbours(contract: str, causal: bool) -> None:
+    """Fewer queries (a decode step is the last row of a prefill), fewer heads, another batch: the same bits."""
+    q, k, v = inputs(40, 140, 4, 2, batch=2)
+    grad = inputs(40, 140, 4, 2, batch=2, seed=1)[0]
+    options = {"causal": causal, "contract": contract}
+    out, lse = samebits.attention(q, k, v, **options)
+    grad_q, grad_k, grad_v = samebits.attention_backward(grad, q, k, v, out, lse, **options)
+    for rows in (1, 7, 17):
+        tail = slice(40 - rows, 40)
+        few, few_lse = samebits.attention(q[:, tail], k, v, **options)
+        assert same(few, out[:, tail])
+        assert same(few_lse, lse[:, :, tail])
+        few_q = samebits.attention_backward(grad[:, tail], q[:, tail], k, v, few, few_lse, **options)[0]
+        assert same(few_q, grad_q[:, tail])
+    some = (q[1:, :, 2:], k[1:, :, 1:], v[1:, :, 1:])
+    part, part_lse = samebits.attention(*some, **options)
+    assert same(part, out[1:, :, 2:])
+    parts = samebits.attention_backward(grad[1:, :, 2:], *some, part, part_lse, **options)
+    assert same(parts[0], grad_q[1:, :, 2:])
+    assert same(parts[1], grad_k[1:, :, 1:])
+    assert same(parts[2], grad_v[1:, :, 1:])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_decode_step_has_the_bits_of_the_prefill(contract: str) -> None:
+    """Causal: query i over the keys 0 .. i alone, for every i around the edges of key blocks."""
+    q, k, v = inputs(140, 140)
+    out, lse = samebits.attention(q, k, v, causal=True, contract=contract)
+    for i in (0, 1, 15, 63, 64, 127, 128, 139):
+        step, step_lse = samebits.attention(
+            q[:, i : i + 1], k[:, : i + 1], v[:, : i + 1], causal=True, contract=contract
+        )
+        assert same(step, out[:, i : i + 1])
+        assert same(step_lse, lse[:, :, i : i + 1])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_packed_documents_are_sequences_of_their_own(contract: str, causal: bool, index_dtype: torch.dtype) -> None:
+    bounds_q, bounds_k = (0, 1, 1, 20, 60), (0, 70, 75, 140, 141)
+    q, k, v = inputs(60, 141)
+    grad = inputs(60, 141, seed=1)[0]
+    packing = {
+        "cu_seqlens": torch.tensor(bounds_q, dtype=index_dtype),
+        "cu_seqlens_k": torch.tensor(bounds_k, dtype=index_dtype),
+    }
+    options = {"causal": causal, "contract": contract}
+    out, lse = samebits.attention(q, k, v, **packing, **options)
+    gradients = samebits.attention_backward(grad, q, k, v, out, lse, **packing, **options)
+    for (q0, q1), (k0, k1) in zip(pairwise(bounds_q), pairwise(bounds_k), strict=True):
+        own = (q[:, q0:q1], k[:, k0:k1], v[:, k0:k1])
+        alone, alone_lse = samebits.attention(*own, **options)
+        assert same(alone, out[:, q0:q1])
+        assert same(alone_lse, lse[:, :, q0:q1])
+        results = samebits.attention_backward(grad[:, q0:q1], *own, alone, alone_lse, **options)
+        for ours, theirs in zip(gradients, results, strict=True):
+            place = slice(q0, q1) if ours is gradients[0] else slice(k0, k1)
+            assert same(ours[:, place], theirs)
+
+
+def test_the_contracts_differ() -> None:
+    """Otherwise the tests of one would prove nothing of the other."""
+    q, k, v = inputs(20, 200)
+    assert not same(samebits.attention(q, k, v, contract="cudnn")[0], samebits.attention(q, k, v, contract="fa2")[0])
+
+
+def test_another_order_of_key_blocks_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(20, 200)
+    out, lse = samebits.attention(q, k, v, contract="cudnn")
+    other = dataclasses.replace(contracts.CUDNN, kv_block=64)
+    monkeypatch.setitem(contracts.RECIPES, "cudnn", other)
+    changed, changed_lse = samebits.attention(q, k, v, contract="cudnn")
+    assert not same(changed, out)
+    assert not same(changed_lse, lse)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_keys_that_no_query_sees_are_zero(contract: str) -> None:
+    """More queries than keys: the first ones see nothing, and get no gradient."""
+    leaves = [t.requires_grad_() for t in inputs(12, 5)]
+    out, lse = samebits.attention(*leaves, causal=True, contract=contract)
+    assert out[:, :7].count_nonzero() == 0
+    assert bool((lse[:, :, :7] == -math.inf).all())
+    assert bool(lse[:, :, 7:].isfinite().all())
+    out.sum().backward()
+    assert leaves[0].grad[:, :7].count_nonzero() == 0
+    assert all(bool(t.grad.isfinite().all()) and t.grad.count_nonzero() for t in leaves)
+
+
+def test_the_four_sums_of_a_row() -> None:
+    """Written out a second time, a number at a time: which columns a partial owns, and in which order it adds them."""
+    p = torch.rand(1, 128, generator=torch.Generator().manual_seed(3))
+    start, a = torch.rand(1, 4), torch.rand(1)
+    for recipe in contracts.RECIPES.values():
+        block = p[:, : recipe.kv_block]
+        found = reference._row_sums(recipe, start, a, block)
+        for i in range(4):
+            owned = [block[0, 8 * j + 2 * i + e] for j in range(recipe.kv_block // 8) for e in (0, 1)]
+            if recipe.last_block_first:
+                acc = (start[0, i].double() * a[0].double() + owned[0].double()).float()
+                for value in owned[1:]:
+                    acc = acc + value
+            else:
+                local = owned[0]
+                for value in owned[1:]:
+                    local = local + value
+                acc = (start[0, i].double() * a[0].double() + local.double()).float()
+            assert acc == found[0, i]
+
+
+DIGESTS = {
+    "cudnn": "4402abff3d29cc7d77b92cf8d6cf0b15bc934dc6d518a5f726a096d38809c507",
+    "fa2": "788082556d6eddf597ba2bae059876709db226ffbeb30c60f897a4f076a9b435",
+}
+"""Of out, lse and the gradients on a CPU, where all is IEEE arithmetic, the model of the tensor core, and tables."""
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_bits_of_a_cpu_are_as_recorded(contract: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    q, k, v, grad = (
+        (torch.randint(-256, 257, (1, rows, heads, 64), generator=generator) / 96).bfloat16()
+        for rows, heads in ((40, 4), (170, 2), (170, 2), (40, 4))
+    )
+    options = {"causal": True, "contract": contract}
+    out, lse = samebits.attention(q, k, v, **options)
+    results = (out, lse, *samebits.attention_backward(grad, q, k, v, out, lse, **options))
+    digest = hashlib.sha256(b"".join(bits(t.contiguous()).numpy().tobytes() for t in results)).hexdigest()
+    assert digest == DIGESTS[contract]
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_opcheck(packed: bool) -> None:
+    q, k, v = (t.requires_grad_() for t in inputs(6, 6))
+    cu = torch.tensor([0, 2, 6]) if packed else None
+    arguments = (q, k, v, cu, None, True, 0.125, "cudnn", None)
+    torch.library.opcheck(torch.ops.samebits.attention.default, arguments)
+
+
+def test_compiled_and_checkpointed_calls_have_the_same_bits() -> None:
+    leaves = [t.requires_grad_() for t in inputs(9, 20)]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return samebits.attention(q, k, v, causal=True)[0]
+
+    eager = torch.autograd.grad(run(*leaves).float().square().sum(), leaves)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for other in (compiled, lambda *t: torch.utils.checkpoint.checkpoint(run, *t, use_reentrant=False)):
+        out = other(*leaves)
+        assert same(out, run(*leaves))
+        assert all(map(same, torch.autograd.grad(out.float().square().sum(), leaves), eager))
+
+
+def test_strides_do_not_change_the_bits() -> None:
+    """Fused q, k, v in one buffer, heads before positions, an expanded batch, a transposed upstream gradient."""
+    q, k, v = inputs(20, 20, 2, 2)
+    out, lse = samebits.attention(q, k, v)
+    fused = torch.cat([q, k, v], 2)
+    by_head = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    for tensors in (fused.split(2, 2), by_head):
+        assert same(samebits.attention(*tensors)[0], out)
+    twice = samebits.attention(*(t.expand(2, -1, -1, -1) for t in (q, k, v)))[0]
+    assert same(twice, out.expand(2, -1, -1, -1))
+    grad = torch.randn(1, 2, 64, 20).to(q.dtype).permute(0, 3, 1, 2)
+    one = samebits.attention_backward(grad, q, k, v, out, lse)
+    two = samebits.attention_backward(grad.contiguous(), q, k, v, out, lse)
+    assert all(map(same, one, two))
+
+
+def test_only_what_is_wanted() -> None:
+    q, k, v = inputs(6, 9)
+    out, lse = samebits.attention(q, k, v)
+    grads = samebits.attention_backward(out, q, k, v, out, lse, wanted=(False, True, False))
+    assert [g is None for g in grads] == [True, False, True]
+    k.requires_grad_()
+    (through,) = torch.autograd.grad(samebits.attention(q, k, v)[0], k, out)
+    assert same(through, grads[1])
+
+
+def test_derivatives_that_would_be_wrong_are_refused() -> None:
+    q, k, v = (t.requires_grad_() for t in inputs(3, 3))
+    out, lse = samebits.attention(q, k, v)
+    assert not lse.requires_grad
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda t: samebits.attention(t, k, v)[0], (q.detach(),), (q.detach(),))
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0)])
+def test_nothing_to_do(batch: int, queries: int, keys: int) -> None:
+    q, k, v = (t.requires_grad_() for t in inputs(queries, keys, batch=batch))
+    out, lse = samebits.attention(q, k, v)
+    assert out.shape == q.shape
+    assert lse.shape == (batch, 2, queries)
+    assert out.count_nonzero() == 0
+    out.sum().backward()
+    assert all(t.grad is not None and t.grad.count_nonzero() == 0 for t in (q, k, v))
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "dtype": (lambda q, k, v: (q.float(), k, v), {}, TypeError, "q has dtype torch.float32, expected torch.bfloat16 or"),
+    "mixed": (lambda q, k, v: (q, k.half(), v), {}, TypeError, "they must agree"),
+    "no tensor": (lambda q, k, v: (q, [1], v), {}, TypeError, "k must be a torch.Tensor, not list"),
+    "axes": (lambda q, k, v: (q[0], k, v), {}, ValueError, r"expected \(B, S_q, H, D\)"),
+    "head_dim": (lambda q, k, v: (q[..., :32], k[..., :32], v[..., :32]), {}, ValueError, "D = 32, expected 64 or 128"),
+    "stride": (lambda q, k, v: (q, k.repeat(1, 1, 1, 2)[..., ::2], v), {}, ValueError, "stride 2 in its last axis"),
+    "heads": (lambda q, k, v: (q[:, :, :1], *(t.repeat(1, 1, 2, 1) for t in (k, v))), {}, ValueError, "multiple of H_kv"),
+    "keys": (lambda q, k, v: (q, k, v[:, 1:]), {}, ValueError, "v has shape"),
+    "batch": (lambda q, k, v: (q, k.repeat(2, 1, 1, 1), v), {}, ValueError, "k has shape"),
+    "device": (lambda q, k, v: (q, k.to("meta"), v), {}, ValueError, "k is on meta, but q is on cpu"),
+    "scale": (lambda q, k, v: (q, k, v), {"scale": -1.0}, ValueError, "must be positive"),
+    "nan scale": (lambda q, k, v: (q, k, v), {"scale": math.nan}, ValueError, "must be positive"),
+    "scale type": (lambda q, k, v: (q, k, v), {"scale": "1"}, TypeError, "scale must be a number"),
+    "causal": (lambda q, k, v: (q, k, v), {"causal": 1}, TypeError, "causal must be a bool"),
+    "contract": (lambda q, k, v: (q, k, v), {"contract": "fast"}, ValueError, "no contract 'fast'; choose one of 'cudnn'"),
+    "backend": (lambda q, k, v: (q, k, v), {"backend": "cuda"}, UnsupportedError, "no backend named 'cuda'"),
+    "no gpu": (lambda q, k, v: (q, k, v), {"backend": "triton"}, UnsupportedError, "needs a CUDA tensor"),
+    "bounds dtype": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([0.0, 6])}, TypeError, "torch.int32 or"),
+    "bounds shape": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([6])}, ValueError, r"\(documents \+ 1,\)"),
+    "bounds start": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([1, 6])}, IndexError, "ascend from 0 to the 6"),
+    "bounds end": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([0, 7])}, IndexError, "ascend from 0 to the 6"),
+    "bounds order": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([0, 5, 2, 6])}, IndexError, "ascend"),
+    "keys alone": (lambda q, k, v: (q, k, v), {"cu_seqlens_k": torch.tensor([0, 6])}, ValueError, "without cu_seqlens"),
+    "documents": (
+        lambda q, k, v: (q, k, v),
+        {"cu_seqlens": torch.tensor([0, 6]), "cu_seqlens_k": torch.tensor([0, 3, 6])},
+        ValueError,
+        "cu_seqlens has 1 documents, cu_seqlens_k 2",
+    ),
+    "key packing": (lambda q, k, v: (q[:, :5], k, v), {"cu_seqlens": torch.tensor([0, 5])}, ValueError, "pass cu_seqlens_k"),
+    "packed batch": (
+        lambda q, k, v: [t.repeat(2, 1, 1, 1) for t in (q, k, v)],
+        {"cu_seqlens": torch.tensor([0, 6])},
+        ValueError,
+        "q has batch 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    change, options, kind, message = REFUSED[case]
+    tensors = change(*inputs(6, 6))
+    with pytest.raises(kind, match=message):
+        samebits.attention(*tensors, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kind"),
+    [
+        ("grad_out", lambda t: t[:, :2], ValueError),
+        ("grad_out", lambda t: t.float(), TypeError),
+        ("out", lambda t: t.to("meta"), ValueError),
+        ("lse", lambda t: t.double(), TypeError),
+        ("lse", lambda t: t[:, :1], ValueError),
+    ],
+)
+def test_a_backward_refuses(name: str, change: object, kind: type[Exception]) -> None:
+    q, k, v = inputs(6, 6)
+    out, lse = samebits.attention(q, k, v)
+    given = {"grad_out": out, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    given[name] = change(given[name])  # type: ignore[operator]
+    with pytest.raises(kind, match=f"attention_backward: {name} "):
+        samebits.attention_backward(**given)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_compute_what_the_reference_does() -> None:
+    """In Triton's interpreter, in a process of its own, which keeps what is compiled here from being interpreted."""
+    here = Path(__file__)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(here.parents[2] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(here.parent / "interpreted.py")],
+        capture_output=True, text=True, env=environment, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "8 cases" in done.stdout
+
+
+@pytest.mark.parametrize(("kind", "index"), [("forward", 0), ("forward", 4), ("backward", 0), ("backward", 1)])
+def test_kernels_compile_clean_for_sm_90(kind: str, index: int) -> None:
+    """No float atomics, no spills, no fused or approximate instruction that the contract does not name; tensor cores at work."""
+    from samebits.audit.limits import of_contracts
+    from samebits.audit.listing import Job
+    from samebits.audit.run import audit_build
+    from samebits.sequence_ops.attention import triton, triton_backward
+
+    build = (triton if kind == "forward" else triton_backward).builds(90)[index]
+    served = [contracts.recipe(name).contract for name in build.contracts]
+    report = audit_build(Job(contracts.NAME, build, of_contracts(served), build.contracts), "sm_90")
+    assert report.clean, report.findings
+    assert any("GMMA" in opcode for opcode, _ in report.opcodes)
+    strict = [dataclasses.replace(contract, approximate=(), fma="forbid") for contract in served]
+    refused = audit_build(Job(contracts.NAME, build, of_contracts(strict), build.contracts), "sm_90")
+    assert {finding.rule for finding in refused.findings} >= {"approximate"}
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_may_be_read_sixteen_bytes_at_a_time() -> None:
+    from samebits.sequence_ops.attention.triton import aligned
+
+    q, _, _ = inputs(4, 4)
+    assert aligned(q)
+    assert not aligned(q, torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape))
+    assert not aligned(torch.empty(1, 4, 2, 68, dtype=q.dtype)[..., :64])
+    assert not aligned(torch.empty_strided((1, 1, 1, 64), (68, 68, 64, 1), dtype=q.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.bfloat16, 64), (torch.float16, 128)])
+def test_every_plan_gives_the_bits_of_the_reference(
+    contract: str, causal: bool, dtype: torch.dtype, head_dim: int
+) -> None:
+    for queries, keys, batch, bounds in ((1, 300, 2, None), (37, 130, 1, None), (200, 200, 1, (0, 5, 5, 140, 200))):
+        q, k, v = inputs(queries, keys, 4, 2, head_dim, batch, dtype, device="cuda")
+        grad = torch.randn_like(q)
+        cu = None if bounds is None else torch.tensor(bounds, device="cuda")
+        options = {"causal": causal, "contract": contract, "cu_seqlens": cu}
+        out, lse = samebits.attention(q, k, v, backend="reference", **options)
+        gradients = samebits.attention_backward(grad, q, k, v, out, lse, backend="reference", **options)
+        for plan in range(3):
+            with samebits.force_plan(plan):
+                found, found_lse = samebits.attention(q, k, v, backend="triton", **options)
+                results = samebits.attention_backward(grad, q, k, v, out, lse, backend="triton", **options)
+            assert same(found, out)
+            assert same(found_lse, lse)
+            assert all(map(same, results, gradients))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_bits_of_the_library(contract: str) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}[contract]
+    for length in (128, 264, 925, 3160):
+        q, k, v = inputs(length, length, 8, 8, 128, device="cuda")
+        with sdpa_kernel(backend):
+            theirs = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        assert same(samebits.attention(q, k, v, contract=contract)[0], theirs.transpose(1, 2))
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_bits_without_a_wait() -> None:
+    q, k, v = inputs(300, 300, device="cuda")
+    cu = torch.tensor([0, 100, 300], device="cuda")
+    expected = samebits.attention(q, k, v, causal=True, cu_seqlens=cu)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = samebits.attention(q, k, v, causal=True, cu_seqlens=cu)
+    out.zero_()
+    graph.replay()
+    assert same(out, expected[0])
+    assert same(lse, expected[1])
