@@ -63,7 +63,18 @@ def test_everything_that_runs_is_inside(wheel):
     package = ROOT / "src" / "samebits"
     wanted = {
         str(path.relative_to(ROOT / "src"))
-        for pattern in ("*.py", "*.cu", "*.cuh", "*.md", "manifest.json", "*.xz", "*.cpp", "*.h", "templates/*", "py.typed")
+        for pattern in (
+            "*.py",
+            "*.cu",
+            "*.cuh",
+            "*.md",
+            "manifest.json",
+            "*.xz",
+            "*.cpp",
+            "*.h",
+            "templates/*",
+            "py.typed",
+        )
         for path in package.rglob(pattern)
         if path.is_file()
     }
