@@ -103,7 +103,8 @@ def test_explain_needs_no_gpu(name, backward, backend):
             for r in registry.spec(name).default_contract.reductions
             if r.result in {x.name for x in direction.results}
         ]
-        assert orders or any(r.result.startswith("grad_") for r in registry.spec(name).default_contract.reductions)
+        every = registry.spec(name).default_contract.reductions
+        assert orders or not every or any(reduction.result.startswith("grad_") for reduction in every)
         for reduction in orders:
             assert " ".join(f"{reduction.result} over {reduction.over}: {reduction.order}".split()) in shown
 
