@@ -68,6 +68,7 @@ def test_the_declaration_stands() -> None:
         (replace(GATE, through=(("index", "out"),)), "is no input"),
         (replace(GATE, through=(("gate", "out"),)), "must have the same axes"),
         (replace(GATE, through=(("y", "out"),)), "declared as a result of the backward too"),
+        (replace(GATE, paired=(("S", "D"),)), "are not free axes"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused(changed: OpSpec, words: str) -> None:
@@ -95,3 +96,16 @@ def test_gradients_are_fp32_or_as_narrow_as_the_leaf() -> None:
     assert GATE.gradient_dtypes == ("float32", "bfloat16", "float16")
     assert GATE.gradient_dtypes_of({"y": "float16"}) == ("float32", "float16")
     assert GATE.gradient_dtypes_of({"y": "float32"}) == ("float32",)
+
+
+def test_columns_in_pairs() -> None:
+    spec = replace(GATE, paired=(("R", "D"),))
+    validate(spec)
+    assert spec.misfit({"R": 6, "D": 6}) is None
+    assert spec.misfit({"R": 5, "D": 6}) == "R = 5 columns; accepted is an even number up to D = 6"
+    assert spec.misfit({"R": 8, "D": 7}) == "R = 8 columns; accepted is an even number up to D = 7"
+    for asked, got in ((8, 6), (5, 4), (2, 2), (1, 2)):
+        assert spec.fitted({"R": asked, "D": 7}) == {"R": got, "D": 7}
+    assert spec.fitted({"R": 9, "D": 1}) == {"R": 2, "D": 2}
+    assert GATE.misfit({"R": 5, "D": 2}) is None
+    assert GATE.fitted({"R": 5, "D": 2}) == {"R": 5, "D": 2}

@@ -57,11 +57,9 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     outputs = [result.name for result in spec.forward.results]
     place = {name: at for at, name in enumerate((*inputs, *outputs))}
     names = [arg.name for arg in spec.backward.inputs]
-    upstream_of = [
-        outputs.index(n.removeprefix("grad_")) if n.removeprefix("grad_") in outputs else None for n in names
-    ]
-    upstream_of = [at if name.startswith("grad_") else None for at, name in zip(upstream_of, names, strict=True)]
-    kept = [name for name, at in zip(names, upstream_of, strict=True) if at is None and name in place]
+    gradient_at = {f"grad_{name}": at for at, name in enumerate(outputs)}
+    upstream_of = [gradient_at.get(name) for name in names]
+    kept = [name for name in names if name in place]
     saved_at = [kept.index(name) if name in kept else None for name in names]
     hidden = [at for at, result in enumerate(spec.forward.results) if result.hidden]
     leaves = [inputs.index(result.name.removeprefix("grad_")) for result in spec.backward.results]

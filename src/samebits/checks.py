@@ -133,6 +133,9 @@ def check(spec: OpSpec, request: Request) -> Shapes:
             if sizes[axis] != size:
                 by = " * ".join(f"{factor} ({known[factor]})" for factor in factors)
                 raise ValueError(f"{title}: {owner[axis]} has {axis} = {sizes[axis]}, but {axis} = {by} = {size}")
+    why = spec.misfit(sizes)
+    if why is not None:
+        raise ValueError(f"{title}: {why}")
     for scalar, value in zip(spec.scalars, request.scalars, strict=True):
         if not scalar.minimum <= value <= FLOAT32_MAX:
             accepted = f"must be finite in FP32 and at least {scalar.minimum:g}"

@@ -173,6 +173,8 @@ class OpSpec:
     """(axis, least, most) for the free axes."""
     products: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Axes whose size is the product of others, e.g. ``("K", ("H", "D"))``."""
+    paired: tuple[tuple[str, str], ...] = ()
+    """(axis, other): columns of ``other`` that go in pairs, e.g. ``("R", "D")``: an even number, at most all of them."""
     tuned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(axis, sizes) the kernels were tuned for; every other accepted size runs the same code."""
     through: tuple[tuple[str, str], ...] = ()
@@ -230,6 +232,21 @@ class OpSpec:
             sizes[axis] = math.prod(sizes[factor] for factor in factors)
         return sizes
 
+    def misfit(self, sizes: Mapping[str, int]) -> str | None:
+        """Why sizes that are each within their limits are not accepted together, or None."""
+        for axis, other in self.paired:
+            if sizes[axis] % 2 or sizes[axis] > sizes[other]:
+                return f"{axis} = {sizes[axis]} columns; accepted is an even number up to {other} = {sizes[other]}"
+        return None
+
+    def fitted(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes that fit each other, as near to these as may be: at least a pair, and no more pairs than there are columns."""
+        sizes = dict(sizes)
+        for axis, other in self.paired:
+            sizes[other] = max(sizes[other], 2)
+            sizes[axis] = max(2, min(sizes[axis], sizes[other]) // 2 * 2)
+        return sizes
+
     def beside(self) -> list[TensorArg]:
         """Backward inputs that have no counterpart in the forward: what a gradient is added to. All optional.
 
@@ -259,6 +276,9 @@ def validate(spec: OpSpec) -> None:
     forward_names = {a.name for a in spec.forward.inputs} | {r.name for r in spec.forward.results}
     known_axes = {name for name, _ in spec.fixed_sizes} | {name for name, _, _ in spec.size_limits}
     known_axes |= {name for name, _ in spec.products}
+    free_axes = {name for name, _, _ in spec.size_limits}
+    for pair in spec.paired:
+        need(set(pair) <= free_axes, f"paired: {pair} are not free axes")
     for direction in (spec.forward, spec.backward):
         for axes in [a.axes for a in direction.inputs] + [r.axes for r in direction.results]:
             need(set(axes) <= known_axes, f"axes {axes} are neither fixed nor limited")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from samebits.contract import OpSpec
+from samebits.contract import BackendSpec, OpSpec
 
 Strictness = Literal["warn", "strict", "silent"]
 
@@ -140,19 +140,36 @@ def refusal(
     if declared is None:
         known = ", ".join(repr(b.name) for b in spec.backends)
         return f"{spec.name} has no backend named {backend!r}; choose one of {known}"
-    if declared.min_arch is not None:
-        if device.kind != "cuda":
-            return f"backend {backend!r} needs a CUDA tensor; the inputs are on {device.kind!r}"
-        if device.arch < declared.min_arch:
-            least, here = declared.min_arch / 10, device.arch / 10
-            return f"backend {backend!r} needs compute capability {least} or later; this GPU has {here}"
     if not declared.keeps(contract):
         kept = " or ".join(map(repr, declared.contracts))
-        return f"backend {backend!r} gives the bits of contract {kept}, not of {contract!r}: {declared.why}"
-    missing = installed.get(backend)
-    if missing is not None:
-        return f"backend {backend!r} is not usable here: {missing}"
-    return None
+        wrong = f"backend {backend!r} gives the bits of contract {kept}, not of {contract!r}: {declared.why}"
+        return unable(declared, device, None) or wrong
+    return unable(declared, device, installed.get(backend))
+
+
+def unable(backend: BackendSpec, device: DeviceInfo, missing: str | None) -> str | None:
+    """Why a backend runs nothing on a device, or None. ``missing``: why it cannot be imported."""
+    if backend.min_arch is not None:
+        if device.kind != "cuda":
+            return f"backend {backend.name!r} needs a CUDA tensor; the inputs are on {device.kind!r}"
+        if device.arch < backend.min_arch:
+            least, here = backend.min_arch / 10, device.arch / 10
+            return f"backend {backend.name!r} needs compute capability {least} or later; this GPU has {here}"
+    return None if missing is None else f"backend {backend.name!r} is not usable here: {missing}"
+
+
+TENSOR_CORE_ARCH = 90
+"""Whose tensor cores :mod:`samebits.exact.tensor_core` describes."""
+
+
+def other_tensor_core(call: Call, instead: str = "") -> str | None:
+    """Why a contract of the tensor-core model is not given on this GPU, or None. ``instead``: what runs there."""
+    if call.device.arch == TENSOR_CORE_ARCH:
+        return None
+    return (
+        f"contract {call.contract!r} is the arithmetic of the tensor cores of compute capability {TENSOR_CORE_ARCH / 10}, "
+        f"which those of {call.device.arch / 10} have not been shown to share{instead and '; '}{instead}"
+    )
 
 
 def choose(

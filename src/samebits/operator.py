@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -283,9 +283,6 @@ class Operator:
         return tuple(results)
 
     def _enforce_policy(self, ready: Decision, asked: str | None) -> None:
-        level = dispatch.strictness()
-        if level == "silent":
-            return
         notices: list[tuple[tuple[str, ...], str]] = []
         direction = "backward" if ready.call.backward else "forward"
         if ready.copies:
@@ -294,13 +291,7 @@ class Operator:
         if asked is None and dispatch.slower_than_preferred(ready.choice, ready.call):
             why = "; ".join(ready.choice.rejected)
             notices.append(((direction, why), f"running on the slower backend {ready.choice.backend!r}: {why}"))
-        for cause, notice in notices:
-            if level == "strict":
-                raise UnsupportedError(f"{self.name}: policy 'strict' forbids this call; {notice}")
-            if cause not in self._told:
-                self._told.add(cause)
-                text = f"samebits.{self.name}: {notice} (said once; samebits.policy('strict') refuses it)"
-                warnings.warn(text, stacklevel=_levels_to_the_caller())
+        announce(self.name, notices, self._told)
 
     # --- torch registration ---------------------------------------------------------------------------------------
 
@@ -376,6 +367,18 @@ class Operator:
                 continue
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{self.name}: {arg.name} must be a torch.Tensor, not {type(tensor).__name__}")
+
+
+def announce(name: str, notices: Iterable[tuple[tuple[str, ...], str]], told: set[tuple[str, ...]]) -> None:
+    """Deal with (cause, notice) as the policy says: a warning where the cause was not ``told`` yet, UnsupportedError, nothing."""
+    level = dispatch.strictness()
+    for cause, notice in () if level == "silent" else notices:
+        if level == "strict":
+            raise UnsupportedError(f"{name}: policy 'strict' forbids this call; {notice}")
+        if cause not in told:
+            told.add(cause)
+            text = f"samebits.{name}: {notice} (said once; samebits.policy('strict') refuses it)"
+            warnings.warn(text, stacklevel=_levels_to_the_caller())
 
 
 def explain(operator: str, *tensors: Tensor | None, backward: bool = False, **options: Any) -> Prepared:

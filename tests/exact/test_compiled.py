@@ -12,6 +12,7 @@ from exact.test_tensor_core import KINDS, agree, draw  # type: ignore[import-not
 from samebits.exact import compiled, tensor_core
 from samebits.exact.compare import same_bits
 from samebits.exact.tensor_core import chain, definition
+from samebits.runtime import host_compiler
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -87,7 +88,7 @@ def test_without_a_compiler_the_definition_does_it(monkeypatch: pytest.MonkeyPat
     compiled._library.cache_clear()
     compiled.missing.cache_clear()
     try:
-        monkeypatch.setattr(compiled, "COMPILER", "no-such-compiler")
+        monkeypatch.setattr(host_compiler, "COMPILER", "no-such-compiler")
         why = compiled.missing()
         assert why is not None and re.search("no-such-compiler.*not installed", why)
         called = []

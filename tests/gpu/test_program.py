@@ -256,7 +256,7 @@ def test_exercise_reaches_every_call(name):
         patch.setattr(op, "_decision", spy)
         patch.setattr(exercise, "ROWS", (1, 3))
         free = {axis: 24 for axis, _ in op.spec.tuned}
-        odd = {a: 16 if a == "R" else min(s, 17) for a, s in free.items()}  # rotated channels come in pairs
+        odd = op.spec.fitted({a: min(s, 17) for a, s in free.items()})
         even = {a: s if a == "N" else 136 for a, s in free.items()}
         patch.setattr(exercise, "shapes", lambda spec: [(3, odd, False), (3, even, True), (1, even, False)])
         assert exercise.exercise(name, torch.device("cpu"), ("reference",)) > 0
@@ -278,9 +278,12 @@ def test_exercise_shapes(name):
     shapes = list(exercise.shapes(spec))
     assert {rows for rows, _, _ in shapes} >= set(exercise.ROWS)
     assert any(strided for _, _, strided in shapes)
+    assert all(spec.misfit(size) is None for _, size, _ in shapes)
     for axis, least, most in spec.size_limits:
         met = {size[axis] for _, size, _ in shapes}
-        assert met >= {min(size, most) for size in exercise.ODD_SIZES} | set(dict(spec.tuned)[axis])
+        wanted = {min(size, most) for size in exercise.ODD_SIZES} | set(dict(spec.tuned)[axis])
+        whole = dict(spec.tuned).get(dict(spec.paired).get(axis))
+        assert met >= (wanted if whole is None else {min(size, whole[0]) // 2 * 2 for size in wanted})
         assert all(least <= size <= most for size in met)
         if most >= 131072:
             assert met >= {40000, 131072}

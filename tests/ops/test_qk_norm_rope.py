@@ -163,7 +163,7 @@ def test_vectors_only_where_they_are_rotated_alike() -> None:
         for sizes in ({}, {"R": 64}, {"R": 24}, {"D": 132})
     ]
     assert vec == [8, 8, 1, 1]
-    assert _planned(5, False, R=97) == []
+    assert registry.spec("qk_norm_rope").misfit({"N": 56, "D": 128, "R": 97}), "refused before it is planned"
 
 
 @pytest.mark.parametrize("op", ["qk_norm_rope", "qk_rmsnorm", "rope_3axis"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ops.heads import DEVICES, KINDS, HeadBits, fused_parts, rows_of
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
 from samebits import rope_3axis, rope_3axis_backward, rope_3axis_tables
@@ -128,6 +129,9 @@ def test_angles_that_do_not_fit_are_refused() -> None:
             rope_3axis(x, wide, wide)
         with pytest.raises(ValueError, match=f"R = {width} columns"):
             rope_3axis_backward(x[0], wide, wide)
+        mode, part = FakeTensorMode(), x[0]
+        with mode, pytest.raises(ValueError, match=f"R = {width} columns"):
+            torch.ops.samebits.rope_3axis(*map(mode.from_tensor, (part, wide, wide)), "torch", None)
     with pytest.raises(ValueError, match=r"rope_3axis: sin has shape \(4, 12\), expected \(5, R\) or \(2, 5, 'R'\)"):
         rope_3axis(x, cos, cos[:4])
     with pytest.raises(ValueError, match=r"rope_3axis: x has shape \(3, 16\), expected"):

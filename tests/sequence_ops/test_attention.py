@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 import samebits
-from samebits.dispatch import UnsupportedError
+from samebits.dispatch import DeviceInfo, UnsupportedError
 from samebits.exact.bits import bits
-from samebits.sequence_ops.attention import contracts, golden, reference
+from samebits.sequence_ops.attention import contracts, golden, op, reference
 
 CONTRACTS = tuple(contracts.RECIPES)
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.6e-3}
@@ -232,6 +233,21 @@ def test_the_bits_of_a_cpu_are_as_recorded(contract: str) -> None:
     results = (out, lse, *samebits.attention_backward(grad, q, k, v, out, lse, **options))
     digest = hashlib.sha256(b"".join(bits(t.contiguous()).numpy().tobytes() for t in results)).hexdigest()
     assert digest == DIGESTS[contract]
+
+
+def test_a_slower_backend_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 75))
+    monkeypatch.setattr(op, "_told", set())
+    with pytest.warns(UserWarning, match=r"slower backend 'reference': backend 'triton' needs compute capability 8\.0"):
+        assert op.choose(gpu, None) == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert op.choose(gpu, None) == "reference", "said once"
+    with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
+        op.choose(gpu, None)
+    with pytest.raises(UnsupportedError, match=r"this GPU has 7\.5"):
+        op.choose(gpu, "triton")
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

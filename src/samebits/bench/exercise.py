@@ -51,6 +51,12 @@ def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None =
 
 
 def shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
+    """As :func:`_shapes`, with sizes that fit each other."""
+    for rows, size, strided in _shapes(spec):
+        yield rows, spec.fitted(size), strided
+
+
+def _shapes(spec: OpSpec) -> Iterator[tuple[int, dict[str, int], bool]]:
     """(rows, axis sizes, strided): every row count at the odd sizes, three rows at the tuned ones, a few very long rows.
 
     Without a free axis there are only rows to count.

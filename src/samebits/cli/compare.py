@@ -138,7 +138,7 @@ def _sizes(spec: OpSpec, given: dict[str, int], widest: int | None) -> dict[str,
     for axis, least, _ in spec.size_limits:
         usual = tuned.get(axis, least)
         free[axis] = usual if widest is None else max(least, min(usual, widest))
-    return resolve_sizes(spec, free | given)
+    return resolve_sizes(spec, spec.fitted(free) | given)
 
 
 def _backend(operator: str, contract: str, asked: str | None, device: str, spec: OpSpec, sizes: dict[str, int]) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samebits.audit.listing import Job, Unlisted
     from samebits.audit.lock import Comparison
     from samebits.audit.run import Report, Result
+    from samebits.contract import OpSpec
 
 ARCHES = ("sm_90",)
 """The demo has minutes: one build of every kernel for one architecture. ``samebits audit`` compiles all builds for all."""
@@ -93,7 +94,7 @@ def _checks(run: _Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         todo = [(name, contract.name) for name in registry.names() for contract in registry.spec(name).contracts]
         for done, (name, contract) in enumerate(todo):
             advance(done, len(todo) + 1, f"{name}, {contract}")
-            sizes = _sizes(registry.spec(name).tuned)
+            sizes = _sizes(registry.spec(name))
             found.append(verify.check(name, contract=contract, backend="reference", device="cpu", sizes=sizes))
         advance(len(todo), len(todo) + 1, SHOWN_TO_FAIL)
         example = verify.check(SHOWN_TO_FAIL, device="cpu")
@@ -117,10 +118,10 @@ def _checks(run: _Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return ours, theirs
 
 
-def _sizes(tuned: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, int]:
+def _sizes(spec: OpSpec) -> dict[str, int]:
     """Small ones: at the tuned sizes, which ``samebits check`` takes, the references need a CPU for many minutes."""
-    most = SMALL_ROW if len(tuned) == 1 else SMALL_AXIS
-    return {axis: min(sizes[0], most) for axis, sizes in tuned}
+    most = SMALL_ROW if len(spec.tuned) == 1 else SMALL_AXIS
+    return spec.fitted({axis: min(sizes[0], most) for axis, sizes in spec.tuned})
 
 
 def _audit(run: _Run) -> dict[str, Any]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 
 from samebits.emulate import translate
-from samebits.runtime import cubin_cache, nvrtc
+from samebits.runtime import cubin_cache, host_compiler, nvrtc
 from samebits.runtime.nvrtc import CudaKernel
 
-COMPILER = "g++"
 _OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti", "-U_FORTIFY_SOURCE")
 _KERNEL_OPTIONS = (
     "-O1",
@@ -42,20 +37,18 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def compiler() -> str:
-    path = shutil.which(COMPILER)
+    path = host_compiler.find()
     if path is None:
-        raise NoCompiler(f"kernels are emulated with {COMPILER} (tried: GCC 12), which is not installed")
+        raise NoCompiler(host_compiler.lacking("kernels are emulated with"))
     return path
 
 
 @functools.cache
 def _folder() -> Path:
     """Objects of this compiler and of these headers on this kind of machine."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
-        0
-    ]
+    version = host_compiler.version(compiler()).partition("\n")[0]
     parts = [version, platform.machine(), *_OPTIONS, *_KERNEL_OPTIONS, *_RUNTIME_OPTIONS]
-    key = _digest([*parts, *(_text(name) for name in (*_HEADERS, "runtime.cpp"))])
+    key = host_compiler.digest([*parts, *(_text(name) for name in (*_HEADERS, "runtime.cpp"))])
     folder = cubin_cache.folder() / "emulate" / key[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -63,14 +56,6 @@ def _folder() -> Path:
 
 def _text(name: str) -> str:
     return (files("samebits.emulate") / name).read_text()
-
-
-def _digest(parts: Iterable[str]) -> str:
-    state = hashlib.sha256()
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part.encode())
-    return state.hexdigest()
 
 
 @functools.cache
@@ -108,16 +93,10 @@ def prepare(kernels: Iterable[CudaKernel]) -> None:
 
 
 def _compiled(name: str, unit: dict[str, str], options: tuple[str, ...], libraries: tuple[str, ...]) -> Path:
-    folder = _folder()
-    target = folder / f"{_digest(part for pair in sorted(unit.items()) for part in pair)[:32]}.so"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for file, text in ({header: _text(header) for header in _HEADERS} | unit).items():
-            (Path(scratch) / file).write_text(text)
-        command = [compiler(), *_OPTIONS, *options, "-I.", "unit.cpp", "-o", "unit.so", *libraries]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch)
-        if done.returncode != 0:
-            raise CompileError(f"{name} does not compile for a CPU:\n{done.stderr[:2000]}")
-        os.replace(Path(scratch) / "unit.so", target)
-    return target
+    key = host_compiler.digest(part for pair in sorted(unit.items()) for part in pair)
+    files = {header: _text(header) for header in _HEADERS} | unit
+    arguments = [*_OPTIONS, *options, "-I.", "unit.cpp", *libraries]
+    try:
+        return host_compiler.shared_object(compiler(), _folder() / f"{key[:32]}.so", files, arguments)
+    except host_compiler.RefusedError as error:
+        raise CompileError(f"{name} does not compile for a CPU:\n{str(error)[:2000]}") from error

@@ -10,12 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-COMPILER = "g++"
 OPTIONS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
@@ -65,28 +59,18 @@ def _library() -> ctypes.CDLL:
 
 
 def _shared_object() -> Path:
-    from samebits.runtime import cubin_cache
+    from samebits.runtime import cubin_cache, host_compiler
 
-    path = shutil.which(COMPILER)
+    path = host_compiler.find()
     if path is None:
-        raise Unavailable(f"the compiled chain needs {COMPILER} (tried: GCC 12), which is not installed")
+        raise Unavailable(host_compiler.lacking("the compiled chain needs"))
     texts = {name: (files(package) / name).read_text() for name, package in _SOURCES.items()}
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    key = hashlib.sha256("\0".join([*texts.values(), *OPTIONS, version, _processor()]).encode()).hexdigest()
-    folder = cubin_cache.folder() / "exact"
-    target = folder / f"{key[:32]}.so"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for name, text in texts.items():
-            (Path(scratch) / name).write_text(text)
-        command = [path, *OPTIONS, "tensor_core.cpp", "-o", "chain.so"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch)
-        if done.returncode != 0:
-            raise Unavailable(f"the compiled chain does not compile: {done.stderr[:500]}")
-        os.replace(Path(scratch) / "chain.so", target)
-    return target
+    key = host_compiler.digest([*texts.values(), *OPTIONS, host_compiler.version(path), _processor()])
+    target = cubin_cache.folder() / "exact" / f"{key[:32]}.so"
+    try:
+        return host_compiler.shared_object(path, target, texts, [*OPTIONS, "tensor_core.cpp"])
+    except host_compiler.RefusedError as error:
+        raise Unavailable(f"the compiled chain does not compile: {str(error)[:500]}") from error
 
 
 def _processor() -> str:

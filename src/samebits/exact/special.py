@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 
 SMALLEST_NORMAL = 2.0**-126
-
-
 TABLES = ("ex2", "rcp", "rsqrt of even exponents", "rsqrt of odd exponents")
 """As they follow one another in the file, one byte for each fraction."""
 FRACTIONS = 2**23
@@ -35,9 +33,7 @@ def ex2_approx(x: Tensor) -> Tensor:
     """2^x, FP32: ``ex2.approx.ftz.f32``. A subnormal argument is zero, a result below 2^-126 is +0."""
     _need_fp32(x)
     if x.is_cuda:
-        from samebits.exact import special_unit
-
-        return special_unit.ex2(x)
+        return _instruction("ex2.approx.ftz.f32 $0, $1;", x)
     wide = torch.where(x.abs() < SMALLEST_NORMAL, 0.0, x).double()
     cut = (wide.nan_to_num(0.0).clamp(-256.0, 256.0).abs() * FRACTIONS).floor().long()
     fixed = torch.where(wide < 0, torch.where(wide == wide.floor(), -cut, ~cut), cut)
@@ -51,9 +47,7 @@ def rcp_approx(x: Tensor) -> Tensor:
     """1 / x, FP32: ``div.full.f32 1, x``, which is the unit's reciprocal for 2^-126 <= |x| <= 2^126."""
     _need_fp32(x)
     if x.is_cuda:
-        from samebits.exact import special_unit
-
-        return special_unit.rcp(x)
+        return _instruction("div.full.f32 $0, 0f3F800000, $1;", x)
     quotient = 1.0 / x
     ulps = _ulps("rcp")[(x.contiguous().view(torch.int32) & (FRACTIONS - 1)).long()]
     inside = (x.abs() >= SMALLEST_NORMAL) & (x.abs() <= 1.0 / SMALLEST_NORMAL)
@@ -64,12 +58,11 @@ def rsqrt_approx(x: Tensor) -> Tensor:
     """1 / sqrt(x), FP32: ``rsqrt.approx.ftz.f32``. A subnormal argument counts as zero: infinity."""
     _need_fp32(x)
     if x.is_cuda:
-        from samebits.exact import special_unit
-
-        return special_unit.rsqrt(x)
+        return _instruction("rsqrt.approx.ftz.f32 $0, $1;", x)
     word = x.contiguous().view(torch.int32)
     fraction, odd = (word & (FRACTIONS - 1)).long(), (word >> 23) & 1 == 0  # biased by an odd number
-    ulps = torch.where(odd, _ulps(TABLES[3])[fraction], _ulps(TABLES[2])[fraction])
+    even_ulps, odd_ulps = (_ulps(name)[fraction] for name in TABLES[2:])
+    ulps = torch.where(odd, odd_ulps, even_ulps)
     root = (1.0 / x.double().sqrt()).float()
     corrected = (root.contiguous().view(torch.int32) + ulps).view(torch.float32)
     tiny = torch.copysign(torch.full_like(x, math.inf), x)
@@ -101,6 +94,12 @@ def log2_portable(x: Tensor) -> Tensor:
 
 
 LOG2_SPLIT = 1.375
+
+
+def _instruction(text: str, x: Tensor) -> Tensor:
+    from samebits.exact import special_unit
+
+    return special_unit.apply(text, x)
 
 
 def _need_fp32(x: Tensor) -> None:

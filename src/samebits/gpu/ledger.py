@@ -26,6 +26,8 @@ FRAMEWORK = ("contract.py", "checks.py", "operator.py", "autograd.py", "dispatch
 LOG = "ledger.jsonl"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 _DIGITS = 16
+_CODE = (".py", ".cu", ".cuh", ".h", ".cpp", ".xz")
+"""Files that decide what is computed; an ``.xz`` is a table of values."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,14 @@ def _headers(sources: Iterable[Path]) -> set[Path]:
 def _sources(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
-    return sorted(path for path in place.rglob("*") if path.suffix in (".py", ".cu", ".cuh"))
+    return sorted(path for path in place.rglob("*") if path.suffix in _CODE)
 
 
 @functools.cache
 def _text(path: Path) -> str:
     """The code of a file, its name in front."""
+    if path.suffix == ".xz":
+        return f"{path.relative_to(PACKAGE)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
     text = path.read_text()
     code = _bare(text) if path.suffix == ".py" else without_comments(text)
     return f"{path.relative_to(PACKAGE)}\n{code}"

@@ -101,26 +101,13 @@ def _spanning(setup: Setup) -> list[Job]:
     accept = (sys.executable, "-m", "samebits.cli", "accept", "deepseek-v4", "--device", "cuda", "--provider")
     layer = (sys.executable, "-m", "samebits.models.deepseek_v4", "--device", "cuda")
     replay = (sys.executable, "-m", "samebits.cli", "replay", "minimax-h3", "--stage", "conditioning", "--backward")
-    jobs = [
-        Job("accept", "accept/cuda", (*accept, "cuda", "--write-golden"), 60, 300, SHARED),
-        Job("accept", "accept/triton", (*accept, "triton"), 60, 300, SHARED),
-        Job(
-            "model",
-            "model/deepseek_v4",
-            (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")),
-            60,
-            300,
-            SHARED,
-        ),
-        Job(
-            "model",
-            "model/minimax_h3",
-            (*replay, "--json", str(setup.results / "minimax_h3_replay.json")),
-            60,
-            300,
-            SHARED,
-        ),
-    ]
+    lines = {
+        "accept/cuda": (*accept, "cuda", "--write-golden"),
+        "accept/triton": (*accept, "triton"),
+        "model/deepseek_v4": (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")),
+        "model/minimax_h3": (*replay, "--json", str(setup.results / "minimax_h3_replay.json")),
+    }
+    jobs = [Job(name.partition("/")[0], name, line, 60, 300, SHARED) for name, line in lines.items()]
     return [job for job in jobs if setup.lacks(job.name)]
 
 

@@ -18,6 +18,8 @@ from samebits.runtime.nvrtc import CudaKernel
 DEFAULT_SHARED = 48 * 1024
 """Above this a kernel must be told that it may use more shared memory."""
 KNOWN_PLANS = 8192
+ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""How kernels number the types of their tensors: ELEMENT of csrc/elements.cuh, and the types that they are told at run time."""
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,11 @@ def calls(
 
 
 def _sizes(spec: OpSpec, tried: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
-    """Every combination of sizes, as far as the limits of their axes allow."""
+    """Every combination of sizes, as far as the limits of their axes allow and they fit each other."""
     limits = {axis: (least, most) for axis, least, most in spec.size_limits}
     kept = [dict.fromkeys(min(max(s, limits[axis][0]), limits[axis][1]) for s in tried[axis]) for axis in tried]
-    return [spec.complete(dict(zip(tried, chosen, strict=True))) for chosen in itertools.product(*kept)]
+    found = (spec.complete(dict(zip(tried, chosen, strict=True))) for chosen in itertools.product(*kept))
+    return [sizes for sizes in found if spec.misfit(sizes) is None]
 
 
 def accepted_together(contract: Contract, direction: Pass) -> Iterator[tuple[str, ...]]:

@@ -12,7 +12,6 @@ from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.adaln_gate_residual.spec import SPEC
 from samebits.ops.rmsnorm.cuda import (
-    ELEMENTS,
     column_steps,
     fold_launch,
     kernel,
@@ -20,7 +19,7 @@ from samebits.ops.rmsnorm.cuda import (
     table_arguments,
     vector_access,
 )
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.sweep import cuda_builds
 from samebits.segmentation import most_tiles
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samebits.audit.build import Build
-from samebits.dispatch import Call
+from samebits.dispatch import Call, other_tensor_core
 from samebits.ops.adaln_projection.reference import CHAIN, CHAINS
 from samebits.ops.adaln_projection.spec import SPEC
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 
-PROVEN_ARCH = 90
-DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""As ELEMENT of elements.cuh and the enum of upstream.cuh number them."""
 SLAB = 64
 """Rows of grad_temb that are computed together."""
 _GRID = 2**31 - 1
@@ -55,12 +52,7 @@ class Plan:
 
 def refuses(call: Call) -> str | None:
     """Why this architecture does not get the contract, or None."""
-    if call.contract != "kchain" or call.device.arch == PROVEN_ARCH:
-        return None
-    return (
-        f"contract 'kchain' is the arithmetic of the tensor cores of compute capability {PROVEN_ARCH / 10}, which those of "
-        f"{call.device.arch / 10} have not been shown to share; contract 'fma' runs here"
-    )
+    return other_tensor_core(call, "contract 'fma' runs here") if call.contract == "kchain" else None
 
 
 def plans(call: Call) -> tuple[Plan, ...]:
@@ -82,7 +74,7 @@ def _vec(call: Call) -> int:
 
 def _activation(rows: int, pitch: int, dtype: str, wide: bool) -> Launch:
     grid = min(-(-rows * pitch // 256), 2**16)
-    return Launch(_kernel("activation"), grid, 256, arguments=(rows, pitch, DTYPES[dtype], int(wide)))
+    return Launch(_kernel("activation"), grid, 256, arguments=(rows, pitch, ELEMENTS[dtype], int(wide)))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -131,14 +123,14 @@ def _forward(call: Call) -> tuple[Plan, ...]:
 
 def _table_kchain(rows: int, outputs: int, size: int, dtype: str, vec: int, shape: _Shape) -> Plan:
     tiles = -(-rows // shape.steps) * -(-outputs // shape.outputs)
-    kernel = _kernel("table_kchain", ELEMENT=DTYPES[dtype], VEC=vec, **vars(shape))
+    kernel = _kernel("table_kchain", ELEMENT=ELEMENTS[dtype], VEC=vec, **vars(shape))
     table = Launch(kernel, min(tiles, _GRID), 32 * shape.WARPS, shape.shared)
     return Plan(_activation(_padded(rows, shape.steps), _padded(size, _STAGE_COLUMNS), dtype, wide=False), table)
 
 
 def _table_fma(rows: int, outputs: int, size: int, dtype: str, vec: int, tile: int) -> Plan:
     warps = -(-rows // tile) * -(-outputs // 4)
-    table = Launch(_kernel("table_fma", ELEMENT=DTYPES[dtype], ROWS=tile, VEC=vec), min(-(-warps // 4), _GRID), 128)
+    table = Launch(_kernel("table_fma", ELEMENT=ELEMENTS[dtype], ROWS=tile, VEC=vec), min(-(-warps // 4), _GRID), 128)
     return Plan(_activation(_padded(rows, tile), _padded(size, 8), dtype, wide=False), table)
 
 
@@ -174,7 +166,7 @@ def _grad_weight(call: Call, kind: str, tile: int) -> Plan:
     vectors = -(-call.size("D") // 8)
     threads = _padded(-(-vectors // -(-vectors // 384)), 32)
     tiles = -(-vectors // threads) * -(-call.size("N") // tile)
-    kernel = _kernel(f"grad_weight_{kind}", ELEMENT=DTYPES[call.grad_dtype], VEC=8 if call.size("D") % 8 == 0 else 1)
+    kernel = _kernel(f"grad_weight_{kind}", ELEMENT=ELEMENTS[call.grad_dtype], VEC=8 if call.size("D") % 8 == 0 else 1)
     rounded = call.layout("weight").dtype
     act = _activation(_padded(call.rows, _FEW), _padded(call.size("D"), 8), rounded, wide=True)
     return Plan(activation=act, grad_weight=Launch(kernel, min(tiles, _GRID), threads))
@@ -184,7 +176,7 @@ def _grad_temb(call: Call, tile: int) -> Plan:
     """For the rows of one slab; the last one may have fewer."""
     rows, outputs, size = min(call.rows, SLAB), call.size("N"), call.size("D")
     tiles = -(-outputs // _PARTIAL) * -(-size // _COLUMNS) * -(-rows // tile)
-    kernel = _kernel("grad_act", ELEMENT=DTYPES[call.layout("weight").dtype], ROWS=tile, VEC=_vec(call))
+    kernel = _kernel("grad_act", ELEMENT=ELEMENTS[call.layout("weight").dtype], ROWS=tile, VEC=_vec(call))
     shared = 4 * tile * (_PARTIAL + CHAINS * _COLUMNS)
     act = Launch(kernel, min(tiles, _GRID), 32 * CHAINS, shared)
     return Plan(grad_act=act, grad_temb=Launch(_kernel("grad_temb"), -(-rows * size // 128), 128))
@@ -206,7 +198,7 @@ def run(
     if not call.backward:
         return
     grad = inputs["grad_table"]
-    upstream = (grad, grad.stride(0), DTYPES[call.layout("grad_table").dtype])
+    upstream = (grad, grad.stride(0), ELEMENTS[call.layout("grad_table").dtype])
     if plan.grad_bias is not None:
         launch(plan.grad_bias, results["grad_bias"], *upstream, rows, outputs)
     if plan.grad_weight is not None:

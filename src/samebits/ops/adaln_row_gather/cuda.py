@@ -11,8 +11,8 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.adaln_row_gather.spec import CHUNKS, SPEC
-from samebits.ops.rmsnorm.cuda import ELEMENTS, FOLD_THREADS, column_steps, kernel, segment_arguments
-from samebits.runtime.launch import Launch, launch
+from samebits.ops.rmsnorm.cuda import FOLD_THREADS, column_steps, kernel, segment_arguments
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.sweep import cuda_builds
 from samebits.segmentation import most_tiles
 

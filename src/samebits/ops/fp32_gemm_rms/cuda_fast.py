@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from samebits.dispatch import Call
+from samebits.dispatch import Call, other_tensor_core
 from samebits.ops.fp32_gemm_rms.cuda_grads import GradWeightPlan
 from samebits.ops.fp32_gemm_rms.cuda_sums import Projection, SumsPlan, stream_strides, streams_of
 from samebits.ops.fp32_gemm_rms.fast import CHUNK, SEGMENTS
 from samebits.runtime.launch import Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 
-PROVEN_ARCH = 90
 _WARP, _TILE, _GROUP = 32, 16, 8
 """Lanes of a warp; rows of a tensor-core instruction; its columns."""
 _PIECES = 3
@@ -30,12 +29,7 @@ _RESERVED = 1024
 
 def refuses(call: Call) -> str | None:
     """Why this architecture does not get the fast contracts, or None."""
-    if not call.contract.startswith("fast") or call.device.arch == PROVEN_ARCH:
-        return None
-    return (
-        f"contract {call.contract!r} is the arithmetic of the tensor cores of compute capability {PROVEN_ARCH / 10}, which "
-        f"those of {call.device.arch / 10} have not been shown to share; the ascending contracts run here"
-    )
+    return other_tensor_core(call, "the ascending contracts run here") if call.contract.startswith("fast") else None
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samebits.audit.build import Build
-from samebits.dispatch import Call
+from samebits.dispatch import Call, other_tensor_core
 from samebits.ops.linear.spec import SPEC
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 
-PROVEN_ARCH = 90
-DTYPES = {"bfloat16": 1, "float16": 2}
-"""As ELEMENT of elements.cuh numbers them."""
 FEW = 64
 """Rows up to which the weight takes the large side of a tile."""
 BAND = 8
@@ -88,12 +85,7 @@ class Plan:
 
 def refuses(call: Call) -> str | None:
     """Why this architecture does not get the contract, or None."""
-    if call.device.arch == PROVEN_ARCH:
-        return None
-    return (
-        f"contract 'kchain' is the arithmetic of the tensor cores of compute capability {PROVEN_ARCH / 10}, which those of "
-        f"{call.device.arch / 10} have not been shown to share"
-    )
+    return other_tensor_core(call)
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ class _Product:
     def _launch(self, shape: Shape, rows: int, columns: int, turned_a: bool, turned_b: bool, cross: bool) -> Launch:
         tiles = -(-rows // shape.rows) * -(-columns // shape.columns)
         defines = vars(shape) | {
-            "ELEMENT": DTYPES[self.dtype], "TA": int(turned_a), "TB": int(turned_b), "CROSS": int(cross), "VEC": self.vec,
+            "ELEMENT": ELEMENTS[self.dtype], "TA": int(turned_a), "TB": int(turned_b), "CROSS": int(cross), "VEC": self.vec,
         }  # fmt: skip
         kernel = CudaKernel("linear", "gemm", tuple(sorted(defines.items())))
         return Launch(kernel, min(tiles, _GRID), shape.threads, shape.shared, arguments=(int(cross), BAND))
@@ -155,7 +147,7 @@ def plans(call: Call) -> tuple[Plan, ...]:
     if "grad_weight" in call.wanted:
         weights = _product(call, "grad_y", "x").launches()
     if "grad_bias" in call.wanted:
-        kernel = CudaKernel("linear", "grad_bias", (("ELEMENT", DTYPES[call.layout("grad_y").dtype]),))
+        kernel = CudaKernel("linear", "grad_bias", (("ELEMENT", ELEMENTS[call.layout("grad_y").dtype]),))
         biases = [Launch(kernel, -(-call.size("N") // 64), 64)]
     count = max(len(xs), len(weights), len(biases), 1)
 

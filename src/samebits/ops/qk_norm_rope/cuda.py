@@ -13,9 +13,7 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.qk_norm_rope.spec import SPEC
-from samebits.ops.rmsnorm.cuda import ELEMENTS
-from samebits.ops.rope_3axis import shape
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 from samebits.segmentation import TILE
@@ -34,7 +32,7 @@ def refuses(call: Call) -> str | None:
     """Why these kernels do not take the call, or None."""
     if call.rows > _MOST_BLOCKS or call.rows * call.size("N") > _MOST_BLOCKS * _LEAST_SHARE:
         return f"{call.rows} positions of {call.size('N')} heads are more blocks than a launch can have"
-    return shape.refuses(call) if _ropes(call) else None
+    return None
 
 
 def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:

@@ -7,7 +7,6 @@ from torch import Tensor
 from samebits.dispatch import Call
 from samebits.ops.qk_rmsnorm.reference import backward, forward
 from samebits.ops.rope_3axis.reference import gradient, rotated
-from samebits.ops.rope_3axis.shape import refuses as refuses
 
 
 def plans(call: Call) -> tuple[None, ...]:

@@ -16,6 +16,7 @@ from samebits.ops.rmsnorm.spec import EPS, RSQRT
 from samebits.ops.rope_3axis.spec import (
     ANGLE_INPUTS,
     HEAD_LIMITS,
+    PAIRED,
     ROTATED_LIMIT,
     ROTATION,
     ROTATION_BACK,
@@ -32,6 +33,7 @@ SPEC = OpSpec(
     backward=Pass(inputs=(*SAVED, *ANGLE_INPUTS, SAVED_RSTD), results=GRADIENTS),
     scalars=(EPS,),
     size_limits=(*HEAD_LIMITS, ROTATED_LIMIT),
+    paired=PAIRED,
     tuned=(("N", (56,)), ("D", (128,)), ("R", (96,))),
     contracts=(
         Contract(

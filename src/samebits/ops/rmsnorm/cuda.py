@@ -15,12 +15,11 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.rmsnorm.spec import SPEC
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 from samebits.segmentation import TILE, most_tiles, sorted_positions
 
-ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}
 FOLD_THREADS = 128
 _BY_COLUMNS = ("grad_y", "grad_out", "x", "y", "residual", "weight", "shift", "scale", "gate")
 """Inputs that are read several columns at a time."""

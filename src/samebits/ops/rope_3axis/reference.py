@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.ops.rope_3axis.shape import refuses as refuses
 
 
 def _halves(rows: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:

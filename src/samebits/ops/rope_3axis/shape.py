@@ -1,22 +1,12 @@
-"""What a table of angles must be beside heads, which the declaration cannot say."""
+"""A table of angles beside heads, as callers have them."""
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
-from samebits.dispatch import Call
-
-
-def wrong(rotated: int, columns: int) -> str | None:
-    """Why R angles do not fit heads of D columns, or None."""
-    if rotated % 2 or rotated > columns:
-        return f"cos and sin have R = {rotated} columns; accepted is an even number up to the head dimension {columns}"
-    return None
-
-
-def refuses(call: Call) -> str | None:
-    """Why no backend takes the call, or None."""
-    return wrong(call.size("R"), call.size("D"))
+from samebits.ops.rope_3axis.spec import SPEC
 
 
 def angles_of(what: str, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,24 +19,18 @@ def angles_of(what: str, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
             raise TypeError(f"{what}: {name} must be a torch.Tensor, not {type(tensor).__name__}")
         if tensor.dim() < (3 if name == "x" else 2):
             raise ValueError(f"{what}: {name} has shape {tuple(tensor.shape)}, expected {form}")
-    why = wrong(cos.shape[-1], x.shape[-1])
-    if why is not None:
-        raise ValueError(f"{what}: {why}")
+    rotated, columns = cos.shape[-1], x.shape[-1]
+    if SPEC.misfit({"R": rotated, "D": columns}):
+        accepted = f"accepted is an even number up to the head dimension {columns}"
+        raise ValueError(f"{what}: cos and sin have R = {rotated} columns; {accepted}")
     lead = tuple(x.shape[:-2])
     made = []
     for name, angle in (("cos", cos), ("sin", sin)):
         if angle.dim() == 2 and len(lead) > 1 and angle.shape[0] == lead[-1]:
             angle = angle.expand(*lead, angle.shape[-1])
-            angle = angle.contiguous() if _product(lead[:-1]) > 1 else angle
+            angle = angle.contiguous() if math.prod(lead[:-1]) > 1 else angle
         if tuple(angle.shape[:-1]) != lead:
             wanted = f"({lead[-1]}, R) or {(*lead, 'R')}"
             raise ValueError(f"{what}: {name} has shape {tuple(angle.shape)}, expected {wanted}")
         made.append(angle)
     return made[0], made[1]
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

@@ -10,6 +10,7 @@ ANGLE_INPUTS = (
 )
 HEAD_LIMITS = (("N", 1, MOST_HEADS), ("D", 1, MOST_COLUMNS))
 ROTATED_LIMIT = ("R", 2, MOST_COLUMNS)
+PAIRED = (("R", "D"),)
 ANGLES = "cos, sin: to the dtype of x, at each use"
 ROTATION = (
     ANGLES,
@@ -37,6 +38,7 @@ SPEC = OpSpec(
         results=(Result("grad_x", ("N", "D"), "grad_y", tolerance="elementwise", doc="gradient of x"),),
     ),
     size_limits=(*HEAD_LIMITS, ROTATED_LIMIT),
+    paired=PAIRED,
     tuned=(("N", (56,)), ("D", (128,)), ("R", (96,))),
     contracts=(
         Contract(

@@ -10,14 +10,13 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.timestep_sinusoid.spec import SPEC
-from samebits.runtime.launch import Launch, launch
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 
 _THREADS = 128
 _LANES = 256
 """Threads that share the tree of a row, where it has so many channels."""
-_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
@@ -26,7 +25,7 @@ def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
         lanes = min(padded, _LANES)
         kernel = CudaKernel("timestep_sinusoid", "backward", (("LANES", lanes), ("WIDTH", padded // lanes)))
         return ((Launch(kernel, call.rows, max(32, lanes)),),)
-    kernel = CudaKernel("timestep_sinusoid", "forward", (("DTYPE", _DTYPES[call.layout("timestep").dtype]),))
+    kernel = CudaKernel("timestep_sinusoid", "forward", (("DTYPE", ELEMENTS[call.layout("timestep").dtype]),))
     blocks = -(-call.size("F") // _THREADS)
     return ((Launch(kernel, (call.rows, blocks), _THREADS),),)
 

@@ -7,6 +7,7 @@ One JSON line per length, direction and contract, with the keys of ``samebits be
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,9 +98,7 @@ def _works(direction: str, tensors: Sequence[Tensor]) -> list[Work]:
 
 def rows_of(direction: str, length: int, found: dict[str, Sample | Failure]) -> list[dict[str, Any]]:
     """The line of each contract: its time, its speed, and the ratio of every peer's time to it."""
-    flops = (4 if direction == "fwd" else 10) * length * length
-    for _, size in SHAPE:
-        flops *= size
+    flops = (4 if direction == "fwd" else 10) * length * length * math.prod(size for _, size in SHAPE)
     rows = []
     for contract in contracts.RECIPES:
         mine = found[contract]

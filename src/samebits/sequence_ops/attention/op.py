@@ -6,7 +6,6 @@ declaration of ``samebits.contract`` does not describe it; what follows there fr
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -14,15 +13,15 @@ from torch import Tensor
 
 from samebits import dispatch
 from samebits.autograd import refuse_second_derivative
+from samebits.contract import BackendSpec
 from samebits.dispatch import UnsupportedError
-from samebits.operator import LIBRARY
+from samebits.operator import LIBRARY, announce
 from samebits.runtime import device as devices
 from samebits.sequence_ops.attention import contracts, reference
 from samebits.sequence_ops.attention.checks import Problem, check, check_bounds, check_gradient
 
-BACKENDS = ("triton", "reference")
-MIN_ARCH = 80
-_told: set[str] = set()
+BACKENDS = (BackendSpec("triton", min_arch=80), BackendSpec("reference"))
+_told: set[tuple[str, ...]] = set()
 
 _OPTIONS = "Tensor? cu_seqlens, Tensor? cu_seqlens_k, bool causal, float scale, str contract, str? backend"
 LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
@@ -34,34 +33,21 @@ LIBRARY.define(
 
 def choose(device: torch.device, asked: str | None) -> str:
     """The backend that runs a call there. UnsupportedError: the asked one cannot, or the policy forbids what is left."""
-    if asked is not None and asked not in BACKENDS:
-        known = ", ".join(map(repr, BACKENDS))
+    preferred, _ = BACKENDS
+    names = [str(backend.name) for backend in BACKENDS]
+    if asked is not None and asked not in names:
+        known = ", ".join(map(repr, names))
         raise UnsupportedError(f"{contracts.NAME} has no backend named {asked!r}; choose one of {known}")
-    why = _refusal(device) if asked != "reference" else None
-    if asked is not None:
-        if why is not None:
-            raise UnsupportedError(f"{contracts.NAME}: {why}")
+    if asked == "reference":
         return asked
+    why = dispatch.unable(preferred, devices.info(device), devices.missing(preferred.name))
     if why is None:
-        return "triton"
-    if device.type == "cuda" and dispatch.strictness() != "silent":
-        notice = f"running on the slower backend 'reference': {why}"
-        if dispatch.strictness() == "strict":
-            raise UnsupportedError(f"{contracts.NAME}: policy 'strict' forbids this call; {notice}")
-        if notice not in _told:
-            _told.add(notice)
-            warnings.warn(f"samebits.{contracts.NAME}: {notice} (said once)", stacklevel=2)
+        return preferred.name
+    if asked is not None:
+        raise UnsupportedError(f"{contracts.NAME}: {why}")
+    if device.type == "cuda":
+        announce(contracts.NAME, [((why,), f"running on the slower backend 'reference': {why}")], _told)
     return "reference"
-
-
-def _refusal(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"backend 'triton' needs a CUDA tensor; the inputs are on {device.type!r}"
-    arch = devices.info(device).arch
-    if arch < MIN_ARCH:
-        return f"backend 'triton' needs compute capability {MIN_ARCH / 10} or later; this GPU has {arch / 10}"
-    missing = devices.missing("triton")
-    return None if missing is None else f"backend 'triton' is not usable here: {missing}"
 
 
 def _prepared(

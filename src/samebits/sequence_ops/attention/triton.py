@@ -81,6 +81,21 @@ def store_rows(rows, here, d, values, ALIGNED: tl.constexpr):  # type: ignore[no
     tl.store(pointers, values.to(pointers.dtype.element_ty), mask=here[:, None])
 
 
+@triton.jit
+def keys_of_tile(row, tile, queries, keys, ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(the last key that each query sees, the key behind the last of the tile, blocks of keys that all of its queries see)."""
+    if CAUSAL:  # the last query of a sequence sees its last key
+        shift = keys - queries
+        last = tl.minimum(row + shift, keys - 1)
+        end = tl.maximum(0, tl.minimum(keys, (tile + 1) * ROWS + shift))
+        whole = tl.maximum(0, tl.minimum(keys, tile * ROWS + 1 + shift)) // KEYS
+    else:
+        last = tl.zeros((ROWS,), tl.int32) + (keys - 1)
+        end = keys
+        whole = keys // KEYS
+    return last, end, whole
+
+
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
@@ -248,14 +263,7 @@ def _forward(  # type: ignore[no-untyped-def]
     mine = load_rows(q + b * q_batch + h * q_head + (q0 + row) * q_row, here, d, ALIGNED)
     k += b * k_batch + (h // GROUP) * k_head + k0 * k_row
     v += b * v_batch + (h // GROUP) * v_head + k0 * v_row
-    if CAUSAL:  # the last query of a sequence sees its last key
-        last = tl.minimum(row + (keys - queries), keys - 1)
-        end = tl.maximum(0, tl.minimum(keys, (tile + 1) * ROWS + (keys - queries)))
-        whole = tl.maximum(0, tl.minimum(keys, tile * ROWS + 1 + (keys - queries))) // KEYS
-    else:
-        last = tl.zeros((ROWS,), tl.int32) + (keys - 1)
-        end = keys
-        whole = keys // KEYS
+    last, end, whole = keys_of_tile(row, tile, queries, keys, ROWS, KEYS, CAUSAL)
     blocks = tl.cdiv(end, KEYS)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     sums = tl.zeros((ROWS, 4), tl.float32)

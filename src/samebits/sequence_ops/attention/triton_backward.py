@@ -18,7 +18,7 @@ from torch import Tensor
 from samebits.runtime.triton_launch import build, halving_tree, kernel, launch, product
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
-from samebits.sequence_ops.attention.triton import aligned, load_rows, sequence_of, store_rows, tiles
+from samebits.sequence_ops.attention.triton import aligned, keys_of_tile, load_rows, sequence_of, store_rows, tiles
 
 if TYPE_CHECKING:
     from samebits.audit.build import Build
@@ -206,15 +206,7 @@ def _queries(  # type: ignore[no-untyped-def]
     logs, sums = _per_query(lse + numbers, delta + numbers, row, here, log2_e)
     k += b * k_batch + (h // GROUP) * k_head + k0 * k_row
     v += b * v_batch + (h // GROUP) * v_head + k0 * v_row
-    shift = keys - queries
-    if CAUSAL:
-        last = tl.minimum(row + shift, keys - 1)
-        end = tl.maximum(0, tl.minimum(keys, (tile + 1) * ROWS + shift))
-        whole = tl.maximum(0, tl.minimum(keys, tile * ROWS + 1 + shift)) // KEYS
-    else:
-        last = tl.zeros((ROWS,), tl.int32) + (keys - 1)
-        end = keys
-        whole = keys // KEYS
+    last, end, whole = keys_of_tile(row, tile, queries, keys, ROWS, KEYS, CAUSAL)
     dq = tl.zeros((ROWS, D), tl.float32)
     for i in tl.range(0, whole, num_stages=STAGES):
         dq = _query_block(

@@ -55,7 +55,8 @@ def targets(spec: OpSpec) -> tuple[list[Target], list[Target]]:
 
 def free_sizes(spec: OpSpec, width: int, held: Mapping[str, int]) -> dict[str, int]:
     """A size for every free axis: the one it is held at, or ``width`` as far as its limits allow."""
-    return {axis: min(max(width, least), most) for axis, least, most in spec.size_limits} | dict(held)
+    free = {axis: min(max(width, least), most) for axis, least, most in spec.size_limits}
+    return spec.fitted(free | dict(held))
 
 
 @functools.lru_cache(maxsize=64)

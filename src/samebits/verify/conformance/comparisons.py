@@ -22,24 +22,22 @@ class Comparisons:
     def __init__(self) -> None:
         self._waiting: list[tuple[dict[str, Tensor], dict[str, Tensor], str]] = []
         self._verdicts: list[Tensor] = []
-        self._held = 0
 
     def add(self, left: dict[str, Tensor], right: dict[str, Tensor], what: str) -> None:
         """AssertionError at once where it costs nothing to know, else from :meth:`settle`."""
         kinds = [{n: (v.shape, v.dtype) for n, v in side.items()} for side in (left, right)]
         if kinds[0] != kinds[1] or not all(v.is_cuda for v in left.values()):
-            return assert_all_same(left, right, what)
+            assert_all_same(left, right, what)
+            return
         self._waiting.append((left, right, what))
         self._verdicts.append(torch.stack([(bits(left[n]) != bits(right[n])).any() for n in left]).any())
-        self._held += sum(v.nbytes for v in right.values())
-        if self._held > HELD:
+        if sum(value.nbytes for _, side, _ in self._waiting for value in side.values()) > HELD:
             self.settle()
-        return None
 
     def settle(self) -> None:
         """AssertionError, with the first difference, unless all that was added has the same bits."""
         differ = torch.stack(self._verdicts).tolist() if self._verdicts else []
-        for wrong, sides in zip(differ, self._waiting, strict=True):
+        waiting, self._waiting, self._verdicts = self._waiting, [], []
+        for wrong, sides in zip(differ, waiting, strict=True):
             if wrong:
                 assert_all_same(*sides)
-        self.__init__()  # type: ignore[misc]
