@@ -467,7 +467,8 @@ def test_the_bits_of_the_library(contract: str) -> None:
 
     backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}[contract]
     for length in (128, 264, 925, 3160):
-        q, k, v = inputs(length, length, 8, 8, 128, device="cuda")
+        # With few heads FlashAttention-2 splits the keys, and leaves the bits of its own one pass.
+        q, k, v = inputs(length, length, 56, 56, 128, device="cuda")
         with sdpa_kernel(backend):
             theirs = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
         assert same(samebits.attention(q, k, v, contract=contract)[0], theirs.transpose(1, 2))

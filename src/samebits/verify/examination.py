@@ -18,7 +18,7 @@ from samebits import dispatch
 from samebits.exact.compare import first_difference
 from samebits.verify.operators import CandidateSubject, OperatorSubject
 from samebits.verify.report import CheckResult, Failure
-from samebits.verify.subject import Batch, NotRun, Subject, first_line
+from samebits.verify.subject import Batch, NotRun, Subject, first_line, positions
 from samebits.verify.tolerance import judge
 from samebits.verify.variations import AXES, variations
 
@@ -157,8 +157,8 @@ class Examination:
             try:
                 for part in variation.parts:
                     results = run(subject.batch(part.ids))
-                    keep = torch.tensor(part.keep, device=subject.device)
-                    rows = torch.tensor([part.ids[k] for k in part.keep], device=subject.device)
+                    keep = positions(part.keep, subject.device)
+                    rows = positions([part.ids[k] for k in part.keep], subject.device)
                     for name in rowwise:
                         restored[name][rows] = results[name][keep]
                     if variation.axis == "repeat":

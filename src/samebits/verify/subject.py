@@ -54,8 +54,20 @@ class Pool:
         self.tensor = torch.cat([tensor, torch.zeros_like(tensor[:1])])
 
     def take(self, ids: Sequence[int]) -> Tensor:
+        """(len(ids), ...), in memory of its own."""
         index = [i if i != ZERO_ROW else self.tensor.shape[0] - 1 for i in ids]
-        return self.tensor[torch.tensor(index, dtype=torch.int64, device=self.tensor.device)]
+        where = positions(index, self.tensor.device)
+        return self.tensor[where].clone() if isinstance(where, slice) else self.tensor[where]
+
+
+def positions(index: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Places along the first axis; a slice where they follow one another, because a list must travel to the device first.
+
+    A check takes thousands of single rows, and a process that shares its GPU waits long for each such copy.
+    """
+    if index and all(here == index[0] + step for step, here in enumerate(index)):
+        return slice(index[0], index[0] + len(index))
+    return torch.tensor(index, dtype=torch.int64, device=device)
 
 
 class Subject(ABC):
