@@ -53,6 +53,12 @@ def test_ex2_at_the_edges() -> None:
     assert torch.equal(special.ex2_approx(x).nan_to_num(nan=7.0, posinf=9.0), expected.nan_to_num(nan=7.0, posinf=9.0))
 
 
+def test_ex2_of_what_is_cut_away_whole() -> None:
+    """As a GPU showed: a negative argument above -2^-23 counts as zero, and the first below it does not."""
+    x = torch.tensor([-(2.0**-126), -(2.0**-24), -(2.0**-23) * (1 - 2.0**-24), -(2.0**-23)])
+    assert special.ex2_approx(x).view(torch.int32).tolist() == [0x3F800000, 0x3F800000, 0x3F800000, 0x3F7FFFFE]
+
+
 def test_rcp_and_rsqrt_at_the_edges() -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor([0.0, -0.0, inf, nan, 4.0, 2.0**-126, 1e-45, -1e-45])
@@ -85,7 +91,7 @@ def test_only_fp32(function: object) -> None:
 def test_a_cpu_gives_the_bits_of_the_instruction(name: str) -> None:
     function = getattr(special, name)
     for sign in (1, -1):
-        for exponent in (-126, -60, -30, -24, -8, -2, -1, 0, 1, 2, 5, 6, 7, 60, 125):
+        for exponent in (-126, -60, -30, -24, -23, -8, -2, -1, 0, 1, 2, 5, 6, 7, 60, 125):
             x = binade(sign, exponent)[:: 7 if exponent else 1]
             here, there = function(x), function(x.cuda()).cpu()
             same = (here.view(torch.int32) == there.view(torch.int32)) | (here.isnan() & there.isnan())

@@ -4,8 +4,8 @@ On a CUDA tensor each function is the instruction itself. On a CPU it is the val
 that were read out of one (``special_sm_90.xz``): for each of the 2^23 fractions the difference from the correctly rounded value,
 in units in the last place. What the unit does with the rest of an argument was found by comparing all fractions at others:
 
-* ``ex2``: the argument is cut to 23 bits behind the point, toward zero; of a negative one that is no integer the one's complement
-  is taken. The integer becomes the exponent, the fraction chooses the mantissa.
+* ``ex2``: the argument is cut to 23 bits behind the point, toward zero; of a negative one that is no integer and of which something
+  is left the one's complement is taken. The integer becomes the exponent, the fraction chooses the mantissa.
 * ``rcp``: the mantissa of the result depends on that of the argument alone.
 * ``rsqrt``: on the mantissa and on whether the exponent is odd.
 
@@ -36,7 +36,7 @@ def ex2_approx(x: Tensor) -> Tensor:
         return _instruction("ex2.approx.ftz.f32 $0, $1;", x)
     wide = torch.where(x.abs() < SMALLEST_NORMAL, 0.0, x).double()
     cut = (wide.nan_to_num(0.0).clamp(-256.0, 256.0).abs() * FRACTIONS).floor().long()
-    fixed = torch.where(wide < 0, torch.where(wide == wide.floor(), -cut, ~cut), cut)
+    fixed = torch.where(wide < 0, torch.where((wide == wide.floor()) | (cut == 0), -cut, ~cut), cut)
     whole, fraction = fixed >> 23, fixed & (FRACTIONS - 1)
     value = (_powers()[fraction] + (whole.clamp(-126, 127) << 23)).int().view(torch.float32)
     value = torch.where(whole < -126, 0.0, torch.where(whole > 127, math.inf, value))
