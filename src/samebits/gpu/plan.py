@@ -26,6 +26,8 @@ SPANNING = (
 """What is not of one operator."""
 OTHER_ROWS = (8192,)
 WORKERS = 14
+WATCHERS = 4
+"""Processes of each memory checker: most of its time goes into one core each."""
 SHARED = (("OMP_NUM_THREADS", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
 """For processes side by side: threads of each on every core would wait for one another, and so would cached memory."""
 
@@ -143,19 +145,22 @@ def _other_sizes(setup: Setup) -> list[Job]:
 
 
 def _sanitizers(setup: Setup) -> list[Job]:
-    """Each memory checker over the operators it has not seen; each operator in a process of its own."""
-    return [
-        sanitizer(tool, ops, setup.out, setup.everything) for tool in SANITIZERS if (ops := tuple(setup.todo(tool)))
-    ]
+    """Each memory checker over the operators it has not seen, in several rows; each operator in a process of its own."""
+    jobs = []
+    for tool in SANITIZERS:
+        todo = setup.todo(tool)
+        rows = [tuple(todo[k::WATCHERS]) for k in range(min(WATCHERS, len(todo)))]
+        jobs += [sanitizer(tool, ops, setup.out, f" {k}" if k else "") for k, ops in enumerate(rows)]
+    return jobs
 
 
-def sanitizer(tool: str, ops: Sequence[str], out: Path, everything: bool = False) -> Job:
+def sanitizer(tool: str, ops: Sequence[str], out: Path, row: str = "") -> Job:
     found = sanitizer_path()
     line = (sys.executable, "-m", "samebits.gpu", "--out", str(out), "--part", tool, "--ops", ",".join(ops))
     missing = (
         "" if found else "compute-sanitizer is not installed: not on PATH, in CUDA_HOME/bin or in /usr/local/cuda/bin"
     )
-    return Job("sanitizer", tool, line, least=60, most=300, missing=missing, watches=True)
+    return Job("sanitizer", f"{tool}{row}", line, least=60, most=300, missing=missing, watches=True)
 
 
 def sanitizer_path() -> str | None:
