@@ -1,12 +1,13 @@
 """What the GPU program needs of pytest: ``--proven FILE`` leaves out test functions, ``--record FILE`` tells each result at once.
 
 A line of the record is the outcome of one test, or ``{"expected": {function: cases}}`` from a worker that collected. So a
-run that is stopped half-way has still proven the functions all of whose cases passed.
+run that is stopped half-way has still proven the functions all of whose cases passed. Workers take turns with the GPUs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,25 @@ class Recorder:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist hand their reports to the process that started them; only that one writes results."""
+    if hasattr(config, "workerinput"):
+        order = devices_of(config.workerinput["workerid"], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if order is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = order
     if config.getoption("--record", None) is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(config))
+
+
+def devices_of(worker: str, visible: str | None, count: int | None = None) -> str | None:
+    """The visible GPUs in the order of ``gw3``: all of them, another one first. None where there is no choice."""
+    if visible is None:
+        if count is None:
+            import torch
+
+            count = torch.cuda.device_count()  # asks NVML, so that CUDA has not read the variable yet
+        visible = ",".join(map(str, range(count)))
+    every = visible.split(",")
+    first = int(worker.removeprefix("gw")) % len(every)
+    return ",".join(every[first:] + every[:first]) if len(every) > 1 else None
 
 
 def _append(config: pytest.Config, line: dict[str, Any]) -> None:

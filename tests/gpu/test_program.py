@@ -9,6 +9,7 @@ import tarfile
 import time
 from pathlib import Path
 
+import gpu_record
 import pytest
 import torch
 
@@ -165,6 +166,13 @@ def test_a_record_tells_what_has_passed(tmp_path: Path, workers: tuple[str, ...]
     stopped = [one for one in lines if "test_good[2]" not in one] + ['{"test": "cut o']
     record.write_text("\n".join(stopped))
     assert tested.passed(record) == {}
+
+
+def test_workers_take_turns_with_the_gpus():
+    assert [gpu_record.devices_of(f"gw{n}", None, count=2) for n in range(3)] == ["0,1", "1,0", "0,1"]
+    assert gpu_record.devices_of("gw1", "3,5,7") == "5,7,3"
+    assert gpu_record.devices_of("gw5", None, count=1) is None
+    assert gpu_record.devices_of("gw5", "3") is None
 
 
 def test_what_a_stopped_run_noted_is_merged(tmp_path: Path, capsys):

@@ -17,7 +17,11 @@ from samebits.gpu.jobs import Job
 
 PARTS = ("tests", "golden", "check", "accept", "model", "bench", "sanitizer")
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
-MODEL_BENCHES = {"deepseek_v4": "deepseek_v4.boundary_bench", "minimax_h3": "minimax_h3.nodes_bench"}
+MODEL_BENCHES = {
+    "deepseek_v4": "deepseek_v4.boundary_bench",
+    "minimax_h3": "minimax_h3.nodes_bench",
+    "minimax_h3_block": "minimax_h3.block_bench",
+}
 SPANNING = (
     "accept/cuda",
     "accept/triton",
@@ -26,6 +30,7 @@ SPANNING = (
 """What is not of one operator."""
 OTHER_ROWS = (8192,)
 WORKERS = 14
+"""Of the tests, for each GPU."""
 WATCHERS = 4
 """Processes of each memory checker: most of its time goes into one core each."""
 SHARED = (("OMP_NUM_THREADS", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
@@ -83,9 +88,15 @@ def _tests(setup: Setup) -> list[Job]:
     line = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "gpu_record"]
     line += ["--proven", str(setup.out / tested.PROVEN), "--record", str(setup.out / tested.RECORD)]
     if importlib.util.find_spec("xdist"):
-        line += ["-n", str(WORKERS), "--dist", "loadgroup"]
+        line += ["-n", str(_workers()), "--dist", "loadgroup"]
     line += [str(path.relative_to(setup.root)) for path in places]
     return [Job("tests", "pytest -m gpu", tuple(line), least=60, most=540, settings=SHARED)]
+
+
+def _workers() -> int:
+    import torch
+
+    return max(1, min(WORKERS * max(1, torch.cuda.device_count()), (os.cpu_count() or 2) - 2))
 
 
 def _by_operator(setup: Setup, part: str) -> list[Job]:
@@ -102,12 +113,13 @@ def _spanning(setup: Setup) -> list[Job]:
         return []
     accept = (sys.executable, "-m", "samebits.cli", "accept", "deepseek-v4", "--device", "cuda", "--provider")
     layer = (sys.executable, "-m", "samebits.models.deepseek_v4", "--device", "cuda")
-    replay = (sys.executable, "-m", "samebits.cli", "replay", "minimax-h3", "--stage", "conditioning", "--backward")
+    replay = (sys.executable, "-m", "samebits.cli", "replay", "minimax-h3", "--backward", "--stage")
     lines = {
         "accept/cuda": (*accept, "cuda", "--write-golden"),
         "accept/triton": (*accept, "triton"),
         "model/deepseek_v4": (*layer, "--out", str(setup.results / "deepseek_v4_layer.json")),
-        "model/minimax_h3": (*replay, "--json", str(setup.results / "minimax_h3_replay.json")),
+        "model/minimax_h3": (*replay, "conditioning", "--json", str(setup.results / "minimax_h3_replay.json")),
+        "model/minimax_h3_block": (*replay, "block", "--json", str(setup.results / "minimax_h3_block_replay.json")),
     }
     jobs = [Job(name.partition("/")[0], name, line, 60, 300, SHARED) for name, line in lines.items()]
     return [job for job in jobs if setup.lacks(job.name)]
