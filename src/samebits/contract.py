@@ -115,6 +115,9 @@ class Proof:
     note: str = ""
 
 
+ON_H200 = (Proof("sm_90", "NVIDIA H200", "2.11.0", "every backend, all plans; driver 580, CUDA 13.0, Triton 3.6"),)
+
+
 @dataclass(frozen=True)
 class Contract:
     """One set of bits. A faster arithmetic is another contract with another name, never a variant of this one."""

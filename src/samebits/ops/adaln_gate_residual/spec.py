@@ -1,6 +1,6 @@
 """The contract of ``adaln_gate_residual``. Source: the gated additions of MiniMax-H3, after attention and after the FFN."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 from samebits.ops.rmsnorm.spec import DTYPES
 from samebits.ops.rmsnorm_modulated.spec import BY_TABLE_ROW, SEGMENT_INPUTS, TABLE_EDGES
 
@@ -48,6 +48,7 @@ SPEC = OpSpec(
                 "the gradient of residual is grad_out itself",
             ),
             source="diffusers' MiniMaxH3TransformerBlock; the sums of the backward are ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

@@ -1,6 +1,6 @@
 """The contract of ``adaln_projection``. Source: MiniMax-H3 conditioning, ``adaln_proj`` and ``norm_out.linear`` of diffusers."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _WEIGHT = ("bfloat16", "float16", "float32")
 _HALF = ("bfloat16", "float16")
@@ -75,6 +75,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=_EXP,
             source="samebits",
+            proofs=ON_H200,
             dtypes=(("weight", _HALF), ("bias", _HALF)),
         ),
         Contract(
@@ -86,6 +87,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=_EXP,
             source="samebits",
+            proofs=ON_H200,
         ),
     ),
     backends=(

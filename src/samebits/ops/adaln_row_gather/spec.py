@@ -1,6 +1,6 @@
 """The contract of ``adaln_row_gather``. Source: the six modulations of a MiniMax-H3 block, picked for each position."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 from samebits.ops.rmsnorm.spec import DTYPES
 from samebits.ops.rmsnorm_modulated.spec import SEGMENT_INPUTS, TABLE_EDGES
 
@@ -63,6 +63,7 @@ SPEC = OpSpec(
                 "grad_table: FP32, whatever the dtype of the gradients; autograd rounds it once to the dtype of the table",
             ),
             source="diffusers' MiniMaxH3TransformerBlock; the sums of the backward are ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

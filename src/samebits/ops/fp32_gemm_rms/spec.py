@@ -1,6 +1,6 @@
 """The contract of ``fp32_gemm_rms``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), controller projection."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _ASCENDING_K = "left fold from +0 over ascending k, each product rounded first"
 _FAST_K = (
@@ -107,6 +107,7 @@ SPEC = OpSpec(
             reductions=_ascending(),
             rounding=(*_P1, *_GRADS),
             source="DeepSeek-V4 P1-2, golden manifest",
+            proofs=ON_H200,
         ),
         Contract(
             name="ascending-dsv4",
@@ -116,6 +117,7 @@ SPEC = OpSpec(
             rounding=(*_DSV4, *_GRADS),
             approximate=_RSQRT,
             source="DeepSeek-V4 inference code; transformers DeepseekV4HyperConnection",
+            proofs=ON_H200,
         ),
         Contract(
             name="fast",
@@ -125,6 +127,7 @@ SPEC = OpSpec(
             rounding=(*_P1, *_GRADS),
             fma="explicit",
             source="samebits",
+            proofs=ON_H200,
             dtypes=_FAST_INPUT,
             chain_rows=256,
         ),
@@ -137,6 +140,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=_RSQRT,
             source="samebits",
+            proofs=ON_H200,
             dtypes=_FAST_INPUT,
             chain_rows=256,
         ),

@@ -1,6 +1,6 @@
 """The contract of ``h_aggregate``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), pre-mix collapse."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Proof, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _ROUNDING = (
     "hidden: FP32 to BF16, round to nearest even, once",
@@ -8,9 +8,6 @@ _ROUNDING = (
 )
 _TREE4 = "4-tree: (p0 + p1) + (p2 + p3), each product rounded first"
 
-_PROOFS = (
-    Proof("sm_90", "NVIDIA H200", "2.11.0", "cuda, triton and reference, all plans, driver 580, CUDA 13.0, Triton 3.6"),
-)
 
 SPEC = OpSpec(
     name="h_aggregate",
@@ -47,7 +44,7 @@ SPEC = OpSpec(
             ),
             rounding=_ROUNDING,
             source="DeepSeek-V4 P1-4, golden manifest",
-            proofs=_PROOFS,
+            proofs=ON_H200,
         ),
         Contract(
             name="tree256",
@@ -64,7 +61,7 @@ SPEC = OpSpec(
             ),
             rounding=_ROUNDING,
             source="published CUDA kernel of the mHC collapse (profile mhc-tree256), extended to any D",
-            proofs=_PROOFS,
+            proofs=ON_H200,
         ),
     ),
     backends=(

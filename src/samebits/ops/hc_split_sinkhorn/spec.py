@@ -1,6 +1,6 @@
 """The contract of ``hc_split_sinkhorn``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), the mixing weights."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _TREE = "(t0 + t1) + (t2 + t3)"
 _LOGITS = TensorArg(
@@ -48,7 +48,7 @@ SPEC = OpSpec(
             fma="explicit",  # inside exp, as the CUDA library writes it, and inside an IEEE division; nowhere else
             approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32"),  # in the same two places
             source="DeepSeek-V4 P1-1, golden manifest",
-            proofs=(),
+            proofs=ON_H200,
         ),
     ),
     backends=(

@@ -1,6 +1,6 @@
 """The contract of ``hyper_head``. Source: DeepSeek-V4 inference code, the collapse in front of the final norm."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
 _LEAVES = ("residual", "weight", "gain", "bias")
@@ -37,6 +37,7 @@ def _contract(name: str, summary: str) -> Contract:
         fma="explicit",
         approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", *(("rsqrt.approx.f32",) if dsv4 else ())),
         source="DeepSeek-V4 inference code, in the arithmetic of mhc_pre; nothing is published for it",
+        proofs=ON_H200,
         chain_rows=256 if fast else 1,
     )
 

@@ -1,6 +1,6 @@
 """The contract of ``linear``. Source: ``torch.nn.Linear`` in BF16, as the four projections of a MiniMax-H3 block use it."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 DTYPES = ("bfloat16", "float16")
 CHAIN = (
@@ -70,6 +70,7 @@ SPEC = OpSpec(
                 "grad_bias: FP32",
             ),
             source="samebits",
+            proofs=ON_H200,
             chain_rows=16,
         ),
     ),

@@ -1,6 +1,6 @@
 """The contract of ``mhc_post``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), post mix."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _ROUNDING = (
     "streams: FP32 to BF16, round to nearest even, once, after the sublayer's part is added",
@@ -57,6 +57,7 @@ SPEC = OpSpec(
             reductions=(*_MIXES, Reduction("grad_comb", "D", _ASCENDING), Reduction("grad_post", "D", _ASCENDING)),
             rounding=_ROUNDING,
             source="DeepSeek-V4 P1-3, golden manifest",
+            proofs=ON_H200,
         ),
         Contract(
             name="fast",
@@ -65,6 +66,7 @@ SPEC = OpSpec(
             reductions=(*_MIXES, Reduction("grad_comb", "D", _TREE128), Reduction("grad_post", "D", _TREE128)),
             rounding=_ROUNDING,
             source="samebits",
+            proofs=ON_H200,
         ),
     ),
     backends=(

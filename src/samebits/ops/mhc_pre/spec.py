@@ -1,6 +1,6 @@
 """The contract of ``mhc_pre``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), pre-mix of a sublayer."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
 _TREE4 = "4-tree: (p0 + p1) + (p2 + p3), each product rounded first"
@@ -39,6 +39,7 @@ def _contract(name: str, summary: str, source: str) -> Contract:
         fma="explicit",
         approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", *(("rsqrt.approx.f32",) if dsv4 else ())),
         source=source,
+        proofs=ON_H200,
         chain_rows=256 if fast else 1,
     )
 

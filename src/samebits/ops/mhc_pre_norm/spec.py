@@ -1,6 +1,6 @@
 """The contract of ``mhc_pre_norm``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), pre-mix and norm."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _TOKENS = "left fold over ascending rows from +0 (+ start_{0})"
 _LEAVES = ("residual", "weight", "gain", "bias")
@@ -46,6 +46,7 @@ def _contract(name: str, summary: str, source: str) -> Contract:
         fma="explicit",  # where mhc_pre has it
         approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.f32"),
         source=source,
+        proofs=ON_H200,
         chain_rows=256 if fast else 1,
     )
 

@@ -1,6 +1,6 @@
 """The contract of ``qk_norm_rope``. Source: MiniMax-H3's attention, between its projections and its product."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Result
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Result
 from samebits.ops.qk_rmsnorm.spec import (
     GRADIENTS,
     HEAD_EDGES,
@@ -50,6 +50,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=RSQRT,
             source="torch.nn.functional.rms_norm on CUDA and diffusers' transformer_minimax_h3; the sums of the backward are ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

@@ -1,6 +1,6 @@
 """The contract of ``qk_rmsnorm``. Source: norm_q and norm_k of MiniMax-H3's attention, ``torch.nn.RMSNorm`` over each head."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 from samebits.ops.rmsnorm.spec import DTYPES, EPS, GRAD_X, NORM_EDGES, RSQRT, RSTD, TILES
 from samebits.ops.rope_3axis.spec import HEAD_LIMITS
 
@@ -57,6 +57,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=RSQRT,
             source="torch.nn.functional.rms_norm on CUDA; the backward is ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

@@ -1,6 +1,6 @@
 """The contract of ``rmsnorm``. Source: ``torch.nn.RMSNorm`` as MiniMax-H3 uses it (norm1, norm2, final_norm, norm_q, norm_k)."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 DTYPES = ("bfloat16", "float16", "float32")
 RSTD = Reduction(
@@ -83,6 +83,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=RSQRT,
             source="torch.nn.functional.rms_norm on CUDA; the backward is ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

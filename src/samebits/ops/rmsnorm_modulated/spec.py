@@ -1,6 +1,6 @@
 """The contract of ``rmsnorm_modulated``. Source: norm1, norm2 and norm_out of MiniMax-H3 with their AdaLN modulation."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 from samebits.ops.rmsnorm.spec import DTYPES, EPS, GRAD_X, NORM_EDGES, RSQRT, RSTD, TILES
 
 BY_TABLE_ROW = (
@@ -94,6 +94,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=RSQRT,
             source="torch.nn.functional.rms_norm and diffusers' MiniMaxH3TransformerBlock on CUDA; the backward is ours",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

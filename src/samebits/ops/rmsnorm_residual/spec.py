@@ -1,6 +1,6 @@
 """The contract of ``rmsnorm_residual``. Source: DeepSeek-V4 mHC layer (profile ``oracle-fp32-mhc-v1``), norm with residual fork."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Proof, Reduction, Result, Scalar, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, Scalar, TensorArg
 
 _ROUNDING = (
     "y: FP32 to BF16, round to nearest even, once, after the product with gamma",
@@ -20,9 +20,6 @@ _OVER_ROWS = Reduction(
 )
 _RSQRT = ("rsqrt.approx.f32",)
 
-_PROOFS = (
-    Proof("sm_90", "NVIDIA H200", "2.11.0", "cuda, triton and reference, all plans, driver 580, CUDA 13.0, Triton 3.6"),
-)
 
 SPEC = OpSpec(
     name="rmsnorm_residual",
@@ -89,7 +86,7 @@ SPEC = OpSpec(
             rounding=_ROUNDING,
             approximate=_RSQRT,
             source="DeepSeek-V4 P1-5, golden manifest",
-            proofs=_PROOFS,
+            proofs=ON_H200,
         ),
         Contract(
             name="tree512",
@@ -103,7 +100,7 @@ SPEC = OpSpec(
             rounding=_ROUNDING,
             approximate=_RSQRT,
             source="samebits",
-            proofs=_PROOFS,
+            proofs=ON_H200,
         ),
     ),
     backends=(

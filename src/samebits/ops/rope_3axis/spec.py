@@ -1,6 +1,6 @@
 """The contract of ``rope_3axis``. Source: the rotary embedding of MiniMax-H3, partial and of three axes."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Result, TensorArg
 from samebits.ops.rmsnorm.spec import DTYPES
 
 MOST_HEADS, MOST_COLUMNS = 2**16, 256
@@ -49,6 +49,7 @@ SPEC = OpSpec(
             rounding=(*ROTATION, f"grad_x: {ROTATION_BACK}"),
             fma="explicit",  # with an addend of zero or a factor of one: products and sums of pairs of 16-bit numbers
             source="diffusers' transformer_minimax_h3, forward and its derivative by torch's autograd",
+            proofs=ON_H200,
         ),
     ),
     backends=(BackendSpec("cuda", min_arch=80), BackendSpec("reference")),

@@ -1,22 +1,22 @@
 """The contract of ``timestep_mlp``. Source: MiniMax-H3 (diffusers 0.42.1), ``time_embedder``; orders by samebits."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _FP32 = ("float32",)
 _X = TensorArg("x", ("K",), _FP32, doc="features of a row")
 _W1 = TensorArg("w1", ("F", "K"), _FP32, rows=False, sample="small", doc="weight of the first layer")
 _W2 = TensorArg("w2", ("D", "F"), _FP32, rows=False, sample="small", doc="weight of the second layer")
 
-_LANES = (
+LANES = (
     "elements in vectors of 4; lane l of 32 takes the vectors l, l + 32, ... in one chain of fused multiply-adds from +0, ends "
     "with + (+0); then p[u] = p[u] + p[u + half] over the lanes, half = 16, 8, 4, 2, 1; then + bias"
 )
-_CHUNKS = (
+CHUNKS = (
     "chunks of 64 consecutive terms; a chunk is one ascending chain of fused multiply-adds from +0; the chunks are left-folded "
     "ascending from +0"
 )
-_ROWS_FMA = "one chain of fused multiply-adds from +0 over ascending rows: depends on the order of the rows"
-_ROWS_ADD = "left fold from +0 over ascending rows: depends on the order of the rows"
+ROWS_FMA = "one chain of fused multiply-adds from +0 over ascending rows: depends on the order of the rows"
+ROWS_ADD = "left fold from +0 over ascending rows: depends on the order of the rows"
 
 SPEC = OpSpec(
     name="timestep_mlp",
@@ -60,16 +60,16 @@ SPEC = OpSpec(
             summary="FP32 throughout; sums by 32 lanes and a halving tree",
             exactness="device",
             reductions=(
-                Reduction("pre", "K", _LANES),
-                Reduction("y", "F", _LANES),
-                Reduction("grad_x", "D", _CHUNKS),
-                Reduction("grad_x", "F", _CHUNKS),
-                Reduction("grad_w1", "D", _CHUNKS),
-                Reduction("grad_b1", "D", _CHUNKS),
-                Reduction("grad_w1", "T", _ROWS_FMA),
-                Reduction("grad_b1", "T", _ROWS_ADD),
-                Reduction("grad_w2", "T", _ROWS_FMA),
-                Reduction("grad_b2", "T", _ROWS_ADD),
+                Reduction("pre", "K", LANES),
+                Reduction("y", "F", LANES),
+                Reduction("grad_x", "D", CHUNKS),
+                Reduction("grad_x", "F", CHUNKS),
+                Reduction("grad_w1", "D", CHUNKS),
+                Reduction("grad_b1", "D", CHUNKS),
+                Reduction("grad_w1", "T", ROWS_FMA),
+                Reduction("grad_b1", "T", ROWS_ADD),
+                Reduction("grad_w2", "T", ROWS_FMA),
+                Reduction("grad_b2", "T", ROWS_ADD),
             ),
             rounding=(
                 "SiLU: z / (1 + exp(-z)), an IEEE division",
@@ -79,6 +79,7 @@ SPEC = OpSpec(
             fma="explicit",
             approximate=("ex2.approx.ftz.f32", "rcp.approx.ftz.f32"),  # inside exp and the IEEE division, nowhere else
             source="samebits",
+            proofs=ON_H200,
             chain_rows=0,
         ),
     ),

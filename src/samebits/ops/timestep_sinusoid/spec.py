@@ -1,6 +1,6 @@
 """The contract of ``timestep_sinusoid``. Source: MiniMax-H3 (diffusers 0.42.1), ``time_proj``."""
 
-from samebits.contract import BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
+from samebits.contract import ON_H200, BackendSpec, Contract, OpSpec, Pass, Reduction, Result, TensorArg
 
 _FREQUENCIES = TensorArg(
     "frequencies", ("F",), ("float32",), rows=False, sample="positive", doc="radians per unit of time; no gradient"
@@ -48,6 +48,7 @@ SPEC = OpSpec(
             ),
             fma="explicit",  # inside sin and cos, as the CUDA library writes them
             source="MiniMax-H3, time_proj of diffusers 0.42.1",
+            proofs=ON_H200,
         ),
     ),
     backends=(BackendSpec("cuda", min_arch=80), BackendSpec("reference")),
