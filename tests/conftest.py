@@ -30,6 +30,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:  # two of them at once would not fit
         if item.get_closest_marker("big"):
             item.add_marker(pytest.mark.xdist_group("big"))
+    for item in items:  # one worker compiles what all patterns of values share, instead of every worker the same
+        if item.name.startswith("test_bits_") and "triton" in item.name.partition("[")[2]:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[0]))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory = torch.cuda.get_device_properties(0).total_memory if count else 0
     here = {"gpu": count >= 1, "multi_gpu": count >= 2, "big": memory >= 80 * 10**9}

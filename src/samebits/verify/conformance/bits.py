@@ -120,9 +120,10 @@ class Bits(Base):
 
     def test_check_passes(self, target: Target, contract: str) -> None:
         # H1, H3, H13: batch sizes, chunks, positions, permutations, padding, repetition.
+        short = target.device == "cpu" or target.backend == "reference"  # whose folds are thousands of small kernels
         report = check(
             self.op, contract=contract, backend=target.backend, device=target.device,
-            sizes=self.free_sizes(self.width), rows=20 if target.device == "cpu" else 300,
+            sizes=self.free_sizes(self.width), rows=20 if short else 300,
         )  # fmt: skip
         four = {name: status for name, status in report.status().items() if name != "reference_bits"}
         assert set(four.values()) == {"pass"}, report.checks
