@@ -21,16 +21,16 @@ LONG_SIZES = ((2, 40000, False), (1, 131072, False))
 """(rows, size, strided): rows that fill the shared memory of a block, and rows that come through it in several chunks. Few
 rows and few calls, because a checker follows every addition of a chain."""
 LONG = 2**15
-"""From here on a row is long: its dtypes and subsets of results are those of the short ones, and are left to them."""
+"""From here on a row is long."""
 OFFSET = 3
 """Elements before each row of a strided input, so that its rows are not aligned."""
 
 
 def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None) -> int:
-    """Run every (contract, backend, direction, plan) of an operator with every dtype, absent input and subset of results, of
-    these one at a time; the number of calls. Nothing is compared.
+    """Run every (contract, backend, direction, plan) at all :func:`shapes`; the number of calls. Nothing is compared.
 
-    Very long rows are the exception: every contract, backend, direction and plan, but one dtype and all results together.
+    The most rows of :data:`ROWS` come with every dtype, absent input and subset of results, of these one at a time, and strided
+    rows with every dtype. Elsewhere one dtype and all results together must do: a checker makes a launch hundreds of times slower.
 
     Inputs are drawn on the CPU, so that under a checker nearly all kernels on the device are ours.
     """
@@ -42,9 +42,11 @@ def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None =
             for backend in chosen:
                 if not op.spec.keeps(backend, contract.name):
                     continue
-                several = 1 if _is_long(size) else max(len(contract.accepted(a)) for a in op.spec.forward.inputs)
+                whole = rows == ROWS[-1] and not _is_long(size)
+                every_dtype = whole or (strided and not _is_long(size))
+                several = max(len(contract.accepted(a)) for a in op.spec.forward.inputs) if every_dtype else 1
                 for dtypes in range(several):
-                    count += _run(op, contract, backend, rows, size, strided, device, dtypes)
+                    count += _run(op, contract, backend, rows, size, strided, device, dtypes, whole)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return count
@@ -90,6 +92,7 @@ def _run(
     strided: bool,
     device: torch.device,
     dtypes: int,
+    whole: bool,
 ) -> int:
     spec, contract = op.spec, declared.name
     sizes = spec.complete(size)
@@ -111,7 +114,7 @@ def _run(
             saved = op.forward(*forward, contract=contract, backend=backend, **scalars)
         count += 1
     known = drawn | {r.name: value for r, value in zip(spec.forward.results, saved, strict=True)}
-    for change in _changes(spec)[: 1 if _is_long(size) else None]:
+    for change in _changes(spec)[: None if whole else 1]:
         backward = [None if a.name in change.absent else _of_kind(spec, a, known, change) for a in spec.backward.inputs]
         for plan in range(_plans(op, True, backward, contract, backend)):
             with dispatch.force_plan(plan), torch.no_grad():
