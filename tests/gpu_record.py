@@ -1,7 +1,7 @@
 """What the GPU program needs of pytest: ``--proven FILE`` leaves out test functions, ``--record FILE`` tells each result at once.
 
-A line of the record is the outcome of one test, or ``{"expected": {function: cases}}`` from a worker that collected. So a
-run that is stopped half-way has still proven the functions all of whose cases passed. Workers take turns with the GPUs.
+A line of the record is the outcome of one test, or ``{"expected": {function: cases}, "where": ...}`` from a worker that collected.
+So a run that is stopped half-way has still proven the functions all of whose cases passed. Workers take turns with the GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from samebits import environment
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if function_of(item.nodeid) in proven]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if function_of(item.nodeid) not in proven]
-    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
-        _append(config, {"expected": dict(Counter(function_of(item.nodeid) for item in items))})
+    first = getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
+    if first and config.getoption("--record") is not None:
+        here = environment.collect()
+        where = {"commit": here.commit, "gpu": here.gpu, "torch": here.torch}
+        _append(config, {"expected": dict(Counter(function_of(item.nodeid) for item in items)), "where": where})
 
 
 class Recorder:

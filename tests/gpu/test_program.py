@@ -156,10 +156,14 @@ def test_a_record_tells_what_has_passed(tmp_path: Path, workers: tuple[str, ...]
         "proven.json",
     ]
     done = subprocess.run(
-        [*line, *workers, "test_suite.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "tests")}, capture_output=True
+        [*line, *workers, "test_suite.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}"},
+        capture_output=True,
     )
     assert done.returncode == 1
     assert tested.passed(record) == {"test_suite.py::test_good": 3}
+    assert tested.where(record)["torch"] == torch.__version__
     (failure,) = tested.failures(record)
     assert failure.startswith("test_suite.py::test_bad[1] (call): E ")
     lines = record.read_text().splitlines()
@@ -189,6 +193,17 @@ def test_what_a_stopped_run_noted_is_merged(tmp_path: Path, capsys):
     ]
     with tarfile.open(tmp_path / program.RECORDS) as archive:
         assert "tests/golden/portable.json" in archive.getnames()
+
+
+def test_what_is_merged_keeps_the_place_where_it_ran(tmp_path: Path):
+    setup = _setup(tmp_path)
+    key = "tests/exact/test_fma.py::test_a_gpu_gives_the_same_bits"
+    where = {"commit": "c0ffee", "gpu": "NVIDIA Test", "torch": "9.9"}
+    told = [{"expected": {key: 1}, "where": where}, {"test": key, "outcome": "passed", "when": "call", "why": ""}]
+    (tmp_path / tested.RECORD).write_text("".join(json.dumps(line) + "\n" for line in told))
+    assert program._end(setup, [], 0.0) == 0
+    entry = ledger.Ledger(setup.book.path).entries[key]
+    assert {name: getattr(entry, name) for name in where} == where
 
 
 def test_failures_are_recorded_and_the_rest_runs(tmp_path: Path):

@@ -7,7 +7,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from samebits import environment, registry
@@ -112,9 +112,10 @@ def _end(setup: Setup, outcomes: Sequence[Outcome], seconds: float) -> int:
 
 def _record(setup: Setup, outcomes: Sequence[Outcome]) -> None:
     found = ledger.noted(setup.out)
+    record = setup.out / tested.RECORD
     found += [
-        parts.entry(key, tested.fingerprint(setup.root, key), count)
-        for key, count in tested.passed(setup.out / tested.RECORD).items()
+        replace(parts.entry(key, tested.fingerprint(setup.root, key), count), **tested.where(record))
+        for key, count in tested.passed(record).items()
     ]
     for outcome in outcomes:
         if outcome.passed and outcome.part in ("accept", "model", "bench"):

@@ -62,6 +62,11 @@ def passed(record: Path) -> dict[str, int]:
     return {f: n for f, n in good.items() if f not in bad and expected.get(f) == n}
 
 
+def where(record: Path) -> dict[str, Any]:
+    """Commit, GPU and torch of the run; it may be another machine than the one that reads the record."""
+    return next((line["where"] for line in _lines(record) if "where" in line), {})
+
+
 def left(root: Path, out: Path, book: ledger.Ledger) -> list[str]:
     """What is not on record: functions, as far as the last run collected them, and files of which nothing is."""
     done = set(proven(root, book))
