@@ -30,9 +30,9 @@ CASES = [
 ]
 HEADS = ("qk_norm_rope", "qk_rmsnorm", "rope_3axis")
 """Their rows are at most 256 columns; tests/ops/test_qk_norm_rope.py says which input counts."""
-COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head", "timestep_mlp", "linear", *HEADS)
+COMPOSED = ("mhc_pre", "mhc_pre_norm", "hyper_head", "timestep_mlp", "linear", "fp32_linear", *HEADS)
 """They launch kernels one behind the other; which input counts for which is said in tests/ops/test_mhc_pre_*_plans.py,
-test_timestep_mlp.py and test_linear.py."""
+test_timestep_mlp.py, test_linear.py and test_fp32_linear.py."""
 NOT_READ = {
     "backward": ("table",),
     "backward_gamma": ("grad_residual", "gamma", "rstd"),

@@ -19,7 +19,7 @@ REFERENCE = {name: importlib.import_module(f"samebits.ops.{name}.reference") for
 PLANTED = Target("cuda", "cpu")
 """A backend that needs a GPU, replaced by one of ours that does not."""
 NORMAL_FORWARD = (
-    *("adaln_projection", "adaln_row_gather", "hc_split_sinkhorn", "linear"),
+    *("adaln_projection", "adaln_row_gather", "fp32_linear", "hc_split_sinkhorn", "linear"),
     *("rmsnorm_modulated", "timestep_mlp", "timestep_sinusoid"),
 )
 """Operators whose forward has no subnormal value that shows: a sigmoid, a softmax, a cosine, what is behind a bias, a copy."""
