@@ -30,9 +30,9 @@ _HOMES = {
     "drift": "samebits.verify.drift",
     "invariance": "samebits.verify.invariance",
     "accumulate": "samebits.nn",
-    "patch": "samebits.models.deepseek_v4.patching",
-    "unpatch": "samebits.models.deepseek_v4.patching",
-    "patched": "samebits.models.deepseek_v4.patching",
+    "patch": "samebits.models.patching",
+    "unpatch": "samebits.models.patching",
+    "patched": "samebits.models.patching",
 }
 
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.big]
 
 @pytest.fixture(scope="module")
 def official():
-    return weights.synthetic(0, geometry.OFFICIAL).to(torch.device("cuda"))
+    return weights.synthetic(0, geometry.OFFICIAL, device=torch.device("cuda"))
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "block"])

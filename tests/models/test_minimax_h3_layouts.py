@@ -11,6 +11,12 @@ import torch
 from samebits.models.minimax_h3 import layouts
 
 PINNED = {
+    "mini": (
+        23,
+        "069b8a96d21735a3fd55113e752f7c7e547e5e485384f65530043c36ee783689",
+        "b1596d70b0b40a44d9ad1ee29a0ecab6370b3f1e7b3601a4e588ae32aa3cd09d",
+        "006d590e4bf5985ce65c62cbc0fff649660d3a8d61016d454209ccb212f81f29",
+    ),
     "tiny": (
         264,
         "2d937f3d37bfba96edbf2df9897a2717ca8661290e9723c49de48e74c92aaaef",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from samebits import cli
 from samebits.exact.compare import same_bits
-from samebits.models.minimax_h3 import geometry, layouts, peer, provider, replay, stages, weights
+from samebits.models.minimax_h3 import geometry, layouts, peer, provider, record, replay, stages, weights
 from samebits.models.minimax_h3.candidate import Candidate
 
 
@@ -178,8 +178,8 @@ def test_a_missing_diffusers_is_said(monkeypatch):
     try:
         assert "pip install 'diffusers==0.42.1'" in peer.missing()
         with pytest.raises(ImportError, match="diffusers cannot be used"):
-            replay.the_peer("diffusers")
-        assert "provider" in replay.the_peer(None)[0]
+            record.the_peer("diffusers")
+        assert "provider" in record.the_peer(None)[0]
     finally:
         peer.modeling.cache_clear()
 
@@ -190,7 +190,7 @@ def test_a_missing_diffusers_is_said(monkeypatch):
 def test_the_provider_replayed_beside_diffusers_never_leaves_it():
     """Bit for bit through the chain and the gradients, which is why it may stand in for diffusers."""
     drawn = weights.synthetic(0, geometry.reduced(32))
-    providers = {name: getattr(provider, name) for name in stages.NAMES}
+    providers = {name: getattr(provider, name) for name in stages.CONDITIONING.names}
     result = replay.replay(
         drawn,
         timesteps=[1, 3],

@@ -14,7 +14,20 @@ from models import h3_exact
 from typer.testing import CliRunner
 
 from samebits import cli, observers, registry
-from samebits.models.minimax_h3 import backward, geometry, golden, measure, provider, replay, stages, weights
+from samebits.models.minimax_h3 import (
+    backward,
+    block_replay,
+    chain,
+    forward,
+    geometry,
+    golden,
+    measure,
+    provider,
+    record,
+    replay,
+    stages,
+    weights,
+)
 from samebits.models.minimax_h3.candidate import PROVIDER, Candidate
 from samebits.report import replays
 from samebits.report.pages import tables_page
@@ -128,7 +141,7 @@ def test_our_operators_keep_their_promises(small):
 
 def test_stand_ins_are_not_judged(small):
     """The provider varies and promises nothing; bound by name it is a stand-in, whatever it does."""
-    names = {name: f"{PROVIDER}:{name}" for name in stages.NAMES}
+    names = {name: f"{PROVIDER}:{name}" for name in stages.CONDITIONING.names}
     result = replay.replay(
         small, timesteps=[3], seq_lens=[3], candidate=Candidate(names), against="provider", with_backward=True
     )
@@ -172,7 +185,7 @@ def test_a_row_that_depends_on_the_batch(run):
 
     result = run(rmsnorm_modulated=norm)
     assert broken(result) == {ROWS: "T = 3, S = 37: rmsnorm_modulated"}
-    assert result.cases[0].stages[4].rows.varying == replay.ROWS
+    assert result.cases[0].stages[4].rows.varying == forward.ROWS
 
 
 @pytest.mark.parametrize("fault", [lambda six: six[:5], lambda six: tuple(c.float() for c in six)])
@@ -232,7 +245,7 @@ def test_only_isolated_bits_are_promised(run):
 
 def test_the_first_drift_is_named(small):
     only = {"adaln_gate_residual": lambda residual, y, gate, index: residual}
-    providers = {name: getattr(provider, name) for name in stages.NAMES}
+    providers = {name: getattr(provider, name) for name in stages.CONDITIONING.names}
     result = replay.replay(
         small, timesteps=[2], seq_lens=[5], candidate=Candidate(providers | only), against="provider"
     )
@@ -289,7 +302,7 @@ def test_a_missing_output_is_a_difference(run):
     ],
 )
 def test_a_stage_that_fails_is_named(run, callable_, message):
-    with pytest.raises(stages.StageError, match=message):
+    with pytest.raises(chain.StageError, match=message):
         run(final_adaln_out=callable_)
 
 
@@ -319,7 +332,7 @@ def test_a_backward_that_fails_is_named(run):
         def backward(context, grad):
             raise RuntimeError("no gradient here")
 
-    with pytest.raises(stages.StageError, match="gradients, separate: RuntimeError: no gradient here"):
+    with pytest.raises(chain.StageError, match="gradients, separate: RuntimeError: no gradient here"):
         run(with_backward=True, timestep_mlp=lambda **a: Failing.apply(h3_exact.timestep_mlp(**a)))
 
 
@@ -509,7 +522,7 @@ def test_what_a_candidate_may_be():
     own = Candidate({"final_adaln_out": provider.final_adaln_out})
     assert own.owner("final_adaln_out") == f"{PROVIDER}:final_adaln_out"
     with pytest.raises(ValueError, match="peer 'transformers'"):
-        replay.the_peer("transformers")
+        record.the_peer("transformers")
 
 
 # --- records and the command ------------------------------------------------------------------------------------------
@@ -538,6 +551,7 @@ def call(*words):
 
 
 REPLAY = ("replay", "minimax-h3", "--stage", "conditioning", "--device", "cpu", "--against", "provider")
+BLOCK = ("replay", "minimax-h3", "--stage", "block", "--device", "cpu", "--against", "provider")
 SMALL = (*REPLAY, "--width", "32", "--timesteps", "2", "--seq-lens", "5")
 
 
@@ -565,7 +579,10 @@ def test_a_broken_promise_is_exit_code_1(tmp_path):
     ("words", "message"),
     [
         (("replay", "minimax-h4", "--stage", "conditioning"), "no model 'minimax-h4'"),
-        (("replay", "minimax-h3", "--stage", "attention"), "--stage attention: of minimax-h3, choose conditioning"),
+        (
+            ("replay", "minimax-h3", "--stage", "attention"),
+            "--stage attention: of minimax-h3, choose conditioning, block",
+        ),
         ((*REPLAY, "--timesteps", "0,1"), "--timesteps 0,1: expected positive numbers"),
         ((*REPLAY, "--timesteps", ""), "expected positive numbers"),
         ((*REPLAY, "--seq-lens", "3,x"), "--seq-lens 3,x: expected"),
@@ -580,6 +597,17 @@ def test_a_broken_promise_is_exit_code_1(tmp_path):
         ((*REPLAY, "--bind", "final_adaln_out=a:b", "--contract", "final_adaln_out=c"), "has no contracts"),
         ((*REPLAY[:-1], "transformers"), "peer 'transformers': choose one of diffusers, provider"),
         (("replay", "minimax-h3", "--stage", "conditioning", "--device", "tpu"), "--device tpu: choose cpu or cuda"),
+        ((*REPLAY, "--layouts", "mini"), "--layouts: --stage conditioning does not have it"),
+        ((*BLOCK, "--layouts", "mini,huge"), "--layouts mini,huge: choose of mini, tiny, small, medium"),
+        ((*BLOCK, "--layouts", ""), "choose of mini, tiny, small, medium"),
+        ((*BLOCK, "--timesteps", "1"), "--timesteps: --stage block does not have it"),
+        ((*BLOCK, "--seq-lens", "3"), "--seq-lens: --stage block does not have it"),
+        ((*BLOCK, "--layout", "interleaved"), "--layout: --stage block does not have it"),
+        (
+            (*BLOCK, "--bind", "timestep_mlp=a:b"),
+            "no stage named 'timestep_mlp'; choose one of adaln_projection, norm1",
+        ),
+        ((*BLOCK, "--contract", "attention=fa3"), "attention has no contract 'fa3'"),
     ],
 )
 def test_wrong_use_is_exit_code_2_before_anything_runs(words, message, monkeypatch):
@@ -587,6 +615,7 @@ def test_wrong_use_is_exit_code_2_before_anything_runs(words, message, monkeypat
         raise AssertionError("something ran")
 
     monkeypatch.setattr(replay, "replay", never)
+    monkeypatch.setattr(block_replay, "replay_block", never)
     monkeypatch.setattr(weights, "synthetic", never)
     result = call(*words)
     assert result.exit_code == 2, result.output
@@ -610,5 +639,5 @@ def test_without_diffusers_the_provider_is_the_peer(monkeypatch):
     from samebits.models.minimax_h3 import peer
 
     monkeypatch.setattr(peer, "missing", lambda: "absent")
-    name, implementation = replay.the_peer(None)
-    assert "provider" in name and implementation("timestep_mlp") is provider.timestep_mlp
+    name, implementation = record.the_peer(None)
+    assert "provider" in name and implementation is provider

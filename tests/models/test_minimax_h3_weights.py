@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 from samebits import cli
 from samebits.exact.bits import digest
+from samebits.exact.compare import same_bits
 from samebits.models import minimax_h3 as PACKAGE
 from samebits.models.minimax_h3 import manifest, prepare, weights
 from samebits.models.minimax_h3.geometry import OFFICIAL, reduced
+from samebits.verify import inputs
 
 SMALL = reduced(16)
 SHARD, OTHER, INDEX = "shard-1.safetensors", "shard-2.safetensors", "index.json"
@@ -394,7 +396,7 @@ def test_synthetic_weights_keep_the_size_of_a_row():
 
 def test_synthetic_weights_do_not_depend_on_how_they_are_drawn(monkeypatch):
     whole = weights.synthetic(0, SMALL)
-    monkeypatch.setattr(weights, "_ROWS", 7)
+    monkeypatch.setitem(weights._WORDS, "cpu", 7 * 16)
     assert weights.synthetic(0, SMALL).digest() == whole.digest()
 
 
@@ -403,3 +405,21 @@ def test_widths_that_no_model_has(width):
     with pytest.raises(ValueError, match="expected a multiple of 16"):
         reduced(width)
     assert reduced(OFFICIAL.hidden_size) == OFFICIAL
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_synthetic_numbers_are_those_of_the_common_generator(dtype):
+    """Many rows at once, in several pieces, have the bits of rows drawn one by one."""
+    name, shape = "transformer_blocks.0.attn.to_q.weight", (1030, 272)
+    drawn = weights._draw(name, dtype, shape, 3, torch.device("cpu"))
+    rows = inputs.row_tensor(f"minimax_h3/{name}", range(1030), (272,), dtype, 3)
+    assert shape[0] * shape[1] > 2 * weights._WORDS["cpu"]
+    assert same_bits(drawn, rows.mul_(2.0**-4))
+
+
+def test_the_parameters_of_the_block():
+    drawn = weights.synthetic(0, SMALL, block=True)
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in drawn.tensors.items()} == SMALL.block_shapes()
+    chain = weights.synthetic(0, SMALL)
+    shared = set(drawn.tensors) & set(chain.tensors)
+    assert len(shared) == 8 and all(same_bits(drawn[name], chain[name]) for name in shared)

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import UndefinedError
 from rich.console import Console
 
-from samebits.report import pages, replays
+from samebits.report import figures, pages, replays
 from samebits.report.parts import Cell, Group, Table, Tile
 from samebits.report.terminal import rich_table
 
@@ -42,6 +42,7 @@ LEAF = {
 }
 CASE = {
     "title": "T = 3, S = 5",
+    "controls": [],
     "layout": "block",
     "seed": 4,
     "first_drift": None,
@@ -135,6 +136,26 @@ def test_tiles_and_verdicts_follow_the_checks():
     assert [page.tiles[0].state for page in found] == ["good", "bad", "none"]
     assert [page.tables[0].rows[0][1].text for page in found] == ["holds", "broken", "not judged"]
     assert found[2].tiles[0].detail == "cases: 1; stages with a stand-in: 1"
+
+
+def test_the_figure_shows_what_the_table_says():
+    svg = figures.node_figure(REPLAY["cases"][0]).svg
+    assert svg.count('class="chip good"') == 2 and "chip bad" not in svg and "timestep_mlp" in svg
+    assert svg.count("<circle") == 2 and 'class="ours"' in svg and 'class="peer"' in svg
+    off = SAME | {"same": False, "differing": 2}
+    for change, state in (({"isolated": off}, "bad"), ({"isolated": off, "promised": False}, "none")):
+        assert f'class="chip {state}"' in figures.node_figure(changed(**change)["cases"][0]).svg
+    varying = changed(rows={"checked": 3, "varying": 1, "first": 0})["cases"][0]
+    assert 'class="chip bad"' in figures.node_figure(varying).svg
+    assert figures.node_figure(changed(error=ERROR | {"relative": None})["cases"][0]).svg.count("<circle") == 1
+    assert "<b>" not in figures.node_figure(changed(name="<b>")["cases"][0]).svg
+
+
+def test_the_axis_of_errors():
+    scale = figures._Scale([0.02, 3e-4, 0.0, None])
+    assert list(scale.powers) == [-4, -3, -2, -1]
+    assert [round(scale.at(error), 3) for error in (0.0, 1e-4, 1e-1, 1.0)] == [0.0, 0.0, 1.0, 1.0]
+    assert list(figures._Scale([]).powers) == [-3, -2, -1, 0]
 
 
 def test_a_template_may_use_nothing_that_it_was_not_given():

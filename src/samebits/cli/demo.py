@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from samebits.audit.lock import Comparison
     from samebits.audit.run import Report, Result
     from samebits.contract import OpSpec
+    from samebits.models.minimax_h3.record import Replay
 
 ARCHES = ("sm_90",)
 """The demo has minutes: one build of every kernel for one architecture. ``samebits audit`` compiles all builds for all."""
@@ -32,7 +33,7 @@ SHOWN_TO_FAIL = "torch.mm"
 """A library operator whose rows depend on the batch: what a check looks like when it has something to say."""
 RESULTS = Path("benchmarks") / "results"
 """Committed times of the GPU program, in a checkout; folders below it are of other machines and are not read."""
-REPLAY_WIDTH, REPLAY_PAGE = 64, "minimax-h3.html"
+REPLAY_WIDTH, REPLAY_PAGE, BLOCK_PAGE = 64, "minimax-h3.html", "minimax-h3-block.html"
 _WORDS = {True: "[green]ok[/green]    ", False: "[red]FAIL[/red]  ", None: "[yellow]note[/yellow]  "}
 
 
@@ -70,6 +71,8 @@ def demo(
     audit = _audit(run)
     models = tuple(_models(run))
     _replay(run)
+    _block(run)
+    _patched(run)
     _invariance(run)
     times, source = _recorded_speed(run)
     recorded = Recorded(tuple(checks), example, audit, models, bench=times, bench_note=source)
@@ -231,9 +234,6 @@ def _models(run: _Run) -> list[dict[str, Any]]:
 def _replay(run: _Run) -> None:
     """The conditioning of MiniMax-H3 beside the installed diffusers, at a reduced width, forward and backward."""
     from samebits.models.minimax_h3 import candidate, geometry, replay, weights
-    from samebits.report.pages import tables_page
-    from samebits.report.replays import page, summary
-    from samebits.report.terminal import rich_table
 
     run.part("MiniMax-H3 of diffusers: the conditioning chain, stage by stage")
     drawn = weights.synthetic(0, geometry.reduced(REPLAY_WIDTH))
@@ -249,15 +249,54 @@ def _replay(run: _Run) -> None:
             with_backward=True,
             progress=advance,
         )
+    _replayed(run, result, "replay.json", REPLAY_PAGE)
+
+
+def _block(run: _Run) -> None:
+    """Block 0 of MiniMax-H3 beside the real block, node by node, with planted faults."""
+    from samebits.models.minimax_h3 import geometry, weights
+    from samebits.models.minimax_h3.block_replay import OURS, replay_block
+
+    run.part("MiniMax-H3 of diffusers: the seventeen nodes of a block, forward and backward")
+    drawn = weights.synthetic(0, geometry.reduced(REPLAY_WIDTH), block=True)
+    result = replay_block(drawn, layouts=["mini"], candidate=OURS(backend="reference"), with_backward=True)
+    _replayed(run, result, "block.json", BLOCK_PAGE)
+
+
+def _replayed(run: _Run, result: Replay, name: str, shown: str) -> None:
+    from samebits.report.pages import tables_page
+    from samebits.report.replays import page, summary
+    from samebits.report.terminal import rich_table
+
     content = result.to_json()
     for table in reversed(summary(content)):
         run.console.print(rich_table(table))
-    run.write("replay.json", content)
-    (run.out / REPLAY_PAGE).write_text(tables_page(page(content)))
-    run.console.print(f"the whole replay: {run.out / REPLAY_PAGE}", highlight=False)
+    run.write(name, content)
+    (run.out / shown).write_text(tables_page(page(content)))
+    run.console.print(f"the whole replay: {run.out / shown}", highlight=False)
     kept = sum(check.passed is True for check in result.checks)
     said = f"{kept} of {len(result.checks)} claims hold" if result.passed else "a claim is broken, see above"
-    run.say(result.passed, f"MiniMax-H3 conditioning beside {result.peer}: {said}")
+    run.say(result.passed, f"MiniMax-H3 {result.stage} beside {result.peer}: {said}")
+
+
+def _patched(run: _Run) -> None:
+    """A small MiniMax-H3 of diffusers, whole, with our operators at every call site and without."""
+    from samebits.models.minimax_h3.compare import compare_model
+    from samebits.models.minimax_h3.subject import subject
+
+    run.part("MiniMax-H3 of diffusers, a small model: with our operators at every call site and without")
+    found = compare_model(subject(batch=2))
+    for check in found.checks:
+        run.console.print(f"{_WORDS[check.passed]}{check.name}  {escape(check.detail)}", highlight=False)
+    run.write("minimax_h3_model.json", found.to_json())
+    run.console.print(
+        f"{found.sites} call sites, {len(found.operators)} operators; {found.equal} of {found.elements} outputs have the class's "
+        f"own bits, the others are at most {found.distance:.2g} of its largest away",
+        highlight=False,
+    )
+    said = f"{found.sites} call sites patched; a sequence has the same bits alone and in a batch"
+    broken = ", ".join(check.name for check in found.checks if not check.passed)
+    run.say(found.passed, f"MiniMax-H3 of diffusers {found.diffusers}: {f'broken: {broken}' if broken else said}")
 
 
 def _invariance(run: _Run) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,23 +18,38 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from samebits.models.minimax_h3.replay import Replay
+    from samebits.models.minimax_h3.candidate import Candidate
+    from samebits.models.minimax_h3.record import Replay
     from samebits.models.minimax_h3.weights import Weights
 
-MODELS = {"minimax-h3": ("conditioning",)}
+MODELS = {"minimax-h3": ("conditioning", "block")}
 """Model to the parts of it that can be replayed."""
 TIMESTEPS = "1,2,3,4"
 SEQ_LENS = {"cuda": "3,257,4097,32768", "cpu": "3,257"}
+LAYOUTS = {"cuda": "tiny,small,medium", "cpu": "mini"}
+LAYOUT = "interleaved"
 WIDTH_ON_CPU = 64
 
 
 def replay(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="minimax-h3.")],
-    stage: Annotated[str, typer.Option(help="The part of the model: conditioning.")],
-    timesteps: Annotated[str, typer.Option(metavar="T,...", help="Numbers of distinct timesteps.")] = TIMESTEPS,
+    stage: Annotated[str, typer.Option(help="The part of the model: conditioning or block.")],
+    timesteps: Annotated[
+        str | None,
+        typer.Option(metavar="T,...", help=f"Conditioning: numbers of distinct timesteps. Default: {TIMESTEPS}."),
+    ] = None,
     seq_lens: Annotated[
         str | None,
-        typer.Option(metavar="S,...", help=f"Rows. Default: {SEQ_LENS['cuda']}; on a CPU {SEQ_LENS['cpu']}."),
+        typer.Option(
+            metavar="S,...", help=f"Conditioning: rows. Default: {SEQ_LENS['cuda']}; on a CPU {SEQ_LENS['cpu']}."
+        ),
+    ] = None,
+    layouts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help=f"Block: packed layouts, of mini, tiny, small, medium. Default: {LAYOUTS['cuda']}; on a CPU {LAYOUTS['cpu']}.",
+        ),
     ] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Replay the gradients too.")] = False,
     weights: Annotated[Path | None, typer.Option(help="Folder of `samebits prepare minimax-h3`.")] = None,
@@ -58,7 +73,7 @@ def replay(
         list[str] | None, typer.Option(metavar="STAGE=NAME", help="Contract of a stage's operator. Repeatable.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Of our operators: cuda, triton or reference.")] = None,
-    layout: Annotated[str, typer.Option(help="interleaved or block.")] = "interleaved",
+    layout: Annotated[str | None, typer.Option(help=f"Conditioning: interleaved or block. Default: {LAYOUT}.")] = None,
     seed: Annotated[int, typer.Option(help="Of timesteps, layout, rows and upstream gradients.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU if there is one.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for replay.json and index.html.")] = None,
@@ -66,8 +81,10 @@ def replay(
 ) -> None:
     """Run every stage by our operators and by diffusers on the same inputs; compare bits, rows and distance from FP64.
 
-    Per stage: repeat, a row alone beside the row in the batch (ours and the peer's), bits chained and isolated, error. The
-    weights are those of --weights, of the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS, or synthetic ones with seed 0.
+    conditioning: seven stages from the timestep to the last norm. block: the seventeen nodes of block 0, beside the real
+    block, with planted faults. Per stage: repeat, a row alone beside the row in the batch (ours and the peer's), bits chained
+    and isolated, error. The weights are those of --weights, of the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS, or synthetic
+    ones with seed 0.
 
     Exit code 0: every promise was kept, 1: one was not, 2: wrong use.
     """
@@ -75,39 +92,58 @@ def replay(
         raise UserError(f"no model {model!r} can be replayed; choose {', '.join(MODELS)}")
     if stage not in MODELS[model]:
         raise UserError(f"--stage {stage}: of {model}, choose {', '.join(MODELS[model])}")
-    counts = _numbers("--timesteps", timesteps)
     if weights is not None and (synthetic is not None or width is not None):
         raise UserError("--weights are the released ones; leave --synthetic and --width out")
+    of_block = stage == "block"
+    elsewhere = (
+        {"--timesteps": timesteps, "--seq-lens": seq_lens, "--layout": layout} if of_block else {"--layouts": layouts}
+    )
+    for option, value in elsewhere.items():
+        if value is not None:
+            raise UserError(f"{option}: --stage {stage} does not have it")
     bindings, contracts = _pairs("--bind", bind or []), _pairs("--contract", contract or [])
 
-    from samebits.cli import output
     from samebits.models.minimax_h3 import candidate as candidates
+    from samebits.models.minimax_h3.block import BLOCK
+    from samebits.models.minimax_h3.chain import StageError
+    from samebits.models.minimax_h3.stages import CONDITIONING
+
+    where = _device(device)
+    chain = BLOCK if of_block else CONDITIONING
+    candidate = candidates.Candidate(bindings, backend, contracts, chain)
+    options: dict[str, Any] = {"candidate": candidate, "against": against, "seed": seed, "with_backward": backward}
+    _refuse_what_cannot_run(candidate, against)
+    if of_block:
+        options["layouts"] = _layouts(LAYOUTS[where.type] if layouts is None else layouts)
+    else:
+        counts = _numbers("--timesteps", TIMESTEPS if timesteps is None else timesteps)
+        lengths = _numbers("--seq-lens", SEQ_LENS[where.type] if seq_lens is None else seq_lens)
+        chosen = LAYOUT if layout is None else layout
+        _refuse_layout(chosen, counts, lengths)
+        options |= {"timesteps": counts, "seq_lens": lengths, "layout": chosen}
+    loaded = _weights(weights, synthetic, width, where, of_block).to(where)
+    try:
+        with _progress() as progress:
+            result = _run(stage, loaded, options | {"progress": progress})
+    except StageError as error:
+        typer.echo(f"samebits replay: {error}", err=True)
+        raise typer.Exit(1) from error
+    _report(result, out, json_file)
+    raise typer.Exit(0 if result.passed else 1)
+
+
+def _run(stage: str, weights: Weights, options: dict[str, Any]) -> Replay:
+    from samebits.models.minimax_h3 import block_replay
     from samebits.models.minimax_h3 import replay as replaying
-    from samebits.models.minimax_h3 import stages
+
+    return block_replay.replay_block(weights, **options) if stage == "block" else replaying.replay(weights, **options)
+
+
+def _report(result: Replay, out: Path | None, json_file: Path | None) -> None:
+    from samebits.cli import output
     from samebits.report.pages import tables_page
     from samebits.report.replays import page
 
-    where = _device(device)
-    lengths = _numbers("--seq-lens", seq_lens or SEQ_LENS[where.type])
-    candidate = candidates.Candidate(bindings, backend, contracts)
-    _refuse_what_cannot_run(candidate, layout, counts, lengths, against)
-    loaded = _weights(weights, synthetic, width, where).to(where)
-    try:
-        with _progress() as progress:
-            result = replaying.replay(
-                loaded,
-                timesteps=counts,
-                seq_lens=lengths,
-                candidate=candidate,
-                against=against,
-                layout=layout,
-                seed=seed,
-                with_backward=backward,
-                progress=progress,
-            )
-    except stages.StageError as error:
-        typer.echo(f"samebits replay: {error}", err=True)
-        raise typer.Exit(1) from error
     content = result.to_json()
     _show(result, output.console())
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
@@ -118,7 +154,6 @@ def replay(
         (out / "replay.json").write_text(text)
         (out / "index.html").write_text(tables_page(page(content)))
         output.console().print(f"report: {out / 'index.html'}", highlight=False)
-    raise typer.Exit(0 if result.passed else 1)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -126,6 +161,15 @@ def _numbers(option: str, text: str) -> list[int]:
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"{option} {text}: expected positive numbers, e.g. 1,3")
     return [int(word) for word in words]
+
+
+def _layouts(text: str) -> list[str]:
+    from samebits.models.minimax_h3.layouts import NAMED
+
+    names = [word.strip() for word in text.split(",") if word.strip()]
+    if not names or not set(names) <= set(NAMED):
+        raise UserError(f"--layouts {text}: choose of {', '.join(NAMED)}")
+    return names
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
@@ -150,12 +194,19 @@ def _device(device: str | None) -> torch.device:
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _refuse_what_cannot_run(
-    candidate: Callable[[str], object], layout: str, counts: Sequence[int], lengths: Sequence[int], against: str | None
-) -> None:
+def _refuse_what_cannot_run(candidate: Candidate, against: str | None) -> None:
     """Mistakes that would only show in the middle of a long run."""
-    from samebits.models.minimax_h3 import replay as replaying
-    from samebits.models.minimax_h3 import stages
+    from samebits.models.minimax_h3.record import the_peer
+
+    for name in candidate.chain.names:
+        candidate(name)
+    try:
+        the_peer(against)
+    except ImportError as error:
+        raise UserError(f"--against {against}: {error}") from error
+
+
+def _refuse_layout(layout: str, counts: Sequence[int], lengths: Sequence[int]) -> None:
     from samebits.models.minimax_h3.layouts import SYNTHETIC
 
     if layout not in SYNTHETIC:
@@ -163,22 +214,16 @@ def _refuse_what_cannot_run(
     for length in lengths:
         for count in counts:
             SYNTHETIC[layout](length, count, 0)
-    for name in stages.NAMES:
-        candidate(name)
-    try:
-        replaying.the_peer(against)
-    except ImportError as error:
-        raise UserError(f"--against {against}: {error}") from error
 
 
-def _weights(folder: Path | None, seed: int | None, width: int | None, device: torch.device) -> Weights:
+def _weights(folder: Path | None, seed: int | None, width: int | None, device: torch.device, block: bool) -> Weights:
     from samebits.models.minimax_h3 import geometry
     from samebits.models.minimax_h3 import weights as loading
 
     if folder is not None or (seed is None and width is None and os.environ.get(loading.VARIABLE)):
-        return loading.prepared(folder)
+        return loading.prepared(folder, block=block)
     chosen = width or (WIDTH_ON_CPU if device.type == "cpu" else geometry.OFFICIAL.hidden_size)
-    return loading.synthetic(seed or 0, geometry.reduced(chosen))
+    return loading.synthetic(seed or 0, geometry.reduced(chosen), block=block, device=device)
 
 
 def _show(result: Replay, console: Console) -> None:

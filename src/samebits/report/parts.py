@@ -41,12 +41,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """An SVG element as text, drawn by our own code, and what it shows in words."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
 class Group:
-    """Tables about one thing, under a heading of their own."""
+    """Tables and figures about one thing, under a heading of their own."""
 
     title: str
     caption: str
     tables: tuple[Table, ...]
+    figures: tuple[Figure, ...] = ()
 
 
 def good(condition: bool) -> State:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from samebits.report.block_replays import bits, control_table, gradient_tables, number, peer_variations
+from samebits.report.figures import node_figure
 from samebits.report.pages import TablesPage
 from samebits.report.parts import Cell, Group, State, Table, Tile, good
 
@@ -36,7 +38,7 @@ def summary(replay: dict[str, Any]) -> list[Table]:
 def group(case: dict[str, Any]) -> Group:
     first = case["first_isolated_drift"] or "none"
     caption = f"{case['layout']} layout, seed {case['seed']}; first stage that differs on the peer's inputs: {first}"
-    return Group(case["title"], caption, tuple(case_tables(case)))
+    return Group(case["title"], caption, tuple(case_tables(case)), (node_figure(case),))
 
 
 def case_tables(case: dict[str, Any]) -> list[Table]:
@@ -47,16 +49,25 @@ def case_tables(case: dict[str, Any]) -> list[Table]:
     )
     numeric = frozenset({2, 3, 4, 5, 6, 8, 9, 10, 11})
     made = [Table(f"Stages, {case['title']}", _STAGE_COLUMNS, rows, numeric=numeric, caption=note)]
-    if case["gradients"]:
+    if _of_nodes(case):
+        made += gradient_tables(case)
+    elif case["gradients"]:
         made.append(_gradients(case))
+    if case["controls"]:
+        made.append(control_table(case))
     return made
+
+
+def _of_nodes(case: dict[str, Any]) -> bool:
+    """Whether its gradients are those of a block, by leaf and by node."""
+    return bool(case["gradients"]) and "nodes" in case["gradients"]
 
 
 def _stage(entry: dict[str, Any]) -> tuple[Cell, ...]:
     judged = not entry["stand_in"]
     chained, isolated = entry["chained"], entry["isolated"]
     name = Cell(f"{entry['name']} (stand-in)", "none", entry["owner"]) if entry["stand_in"] else Cell(entry["name"])
-    off = Cell(_number(entry["error"]["relative"]))
+    off = Cell(number(entry["error"]["relative"]))
     if judged:
         off = Cell(off.text, "bad") if not entry["within_tolerance"] else off
     broken = judged and entry["promised"] and not isolated["same"]
@@ -65,12 +76,12 @@ def _stage(entry: dict[str, Any]) -> tuple[Cell, ...]:
         _repeats(entry["repeat"], judged),
         _rows(entry["rows"], judged),
         _rows(entry["peer_rows"], False),
-        Cell(_differing(chained), "good" if chained["same"] else "open", chained["first"]),
-        Cell(_differing(isolated), "bad" if broken else "good" if isolated["same"] else "open", isolated["first"]),
+        bits(chained),
+        Cell(bits(isolated).text, "bad" if broken else bits(isolated).state, isolated["first"]),
         Cell("" if isolated["max_ulp"] is None else f"{isolated['max_ulp']:,}"),
         Cell("yes" if entry["promised"] else "no"),
         off,
-        Cell(_number(entry["peer_error"]["relative"])),
+        Cell(number(entry["peer_error"]["relative"])),
         Cell(f"{entry['error']['correctly_rounded']:.2%}"),
         Cell(f"{entry['peer_error']['correctly_rounded']:.2%}"),
     )
@@ -86,14 +97,6 @@ def _rows(rows: dict[str, Any], judged: bool) -> Cell:
     return Cell(f"{rows['varying']:,} of {rows['checked']:,}", state, detail)
 
 
-def _differing(agreement: dict[str, Any]) -> str:
-    return "same bits" if agreement["same"] else f"{agreement['differing']:,} of {agreement['elements']:,}"
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2g}"
-
-
 def _gradients(case: dict[str, Any]) -> Table:
     found = case["gradients"]
     rows = []
@@ -104,7 +107,7 @@ def _gradients(case: dict[str, Any]) -> Table:
             judged = mode != "peer" and mode not in found["stand_ins"]
             cells += [
                 _repeats(entry["repeat"], judged),
-                Cell(_number(entry["relative"])),
+                Cell(number(entry["relative"])),
                 Cell(f"{entry['correctly_rounded']:.2%}"),
             ]
         rows.append(tuple(cells))
@@ -162,16 +165,23 @@ def _varying(cases: Sequence[dict[str, Any]]) -> list[Table]:
             if stage["peer_rows"]["varying"] or not stage["peer_repeat"]:
                 cells = (Cell(case["title"]), Cell(stage["name"]), _repeats(stage["peer_repeat"], False))
                 rows.append((*cells, _rows(stage["peer_rows"], False)))
-        for leaf in case["gradients"]["leaves"] if case["gradients"] else ():
-            if not leaf["modes"]["peer"]["repeat"]:
-                rows.append(
-                    (Cell(case["title"]), Cell(f"gradient of {leaf['name']}"), _repeats(False, False), Cell(""))
-                )
+        rows += [(Cell(case["title"]), Cell(what), _repeats(False, False), Cell("")) for what in _unrepeated(case)]
     if not rows:
         return []
-    note = "the peer beside itself: the same call twice, and a row alone or in half of the batch beside the row in the batch"
+    note = (
+        "the peer beside itself: the same call twice, and a row alone, in half of the rows or with a second sequence beside the "
+        "row in the batch"
+    )
     columns = ("case", "stage", "repeats", "rows that vary")
     return [Table("Where the peer varies with itself", columns, tuple(rows), numeric=frozenset({3}), caption=note)]
+
+
+def _unrepeated(case: dict[str, Any]) -> Sequence[str]:
+    """What of the peer's gradients does not repeat."""
+    if _of_nodes(case):
+        return peer_variations(case)
+    leaves = case["gradients"]["leaves"] if case["gradients"] else ()
+    return [f"gradient of {leaf['name']}" for leaf in leaves if not leaf["modes"]["peer"]["repeat"]]
 
 
 def _owners(replay: dict[str, Any]) -> Table:
@@ -196,13 +206,21 @@ def _tiles(replay: dict[str, Any]) -> list[Tile]:
     detail = f"cases: {len(replay['cases'])}" + (f"; stages with a stand-in: {stand_ins}" if stand_ins else "")
     first = next((case["first_drift"] for case in replay["cases"] if case["first_drift"]), None)
     checked = sum(stage["rows"]["checked"] for stage in judged)
+    equal = sum(stage["isolated"]["same"] for stage in stages)
     return [
         Tile("Claims", f"{len(asked) - broken} of {len(asked)} hold", detail, verdict, "tables"),
+        Tile(
+            "The peer's bits",
+            f"{equal} of {len(stages)}",
+            "stages that have them, fed by the peer",
+            good(True) if equal == len(stages) else "none",
+            "tables",
+        ),
         Tile("First drift", first or "none", "first stage whose bits are not the peer's", "none", "tables"),
         Tile(
             "Our rows that vary",
             f"{rows:,}",
-            f"of {checked:,}, alone and in halves of the batch",
+            f"of {checked:,}, alone, in half of the rows, beside another sequence",
             good(not rows),
             "tables",
         ),

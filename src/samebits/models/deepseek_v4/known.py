@@ -7,15 +7,11 @@ accepted, one that changes any is refused until somebody has looked.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import io
-import textwrap
-import tokenize
 from types import ModuleType
-from typing import Any
 
 from torch import nn
+
+from samebits.models.source import digest
 
 LAYER = "DeepseekV4DecoderLayer"
 HYPER_CONNECTION = "DeepseekV4HyperConnection"
@@ -23,7 +19,6 @@ HYPER_HEAD = "DeepseekV4HyperHead"
 RMSNORM = "DeepseekV4RMSNorm"
 SITES = "samebits_sites"
 """Attribute of a patched module: its call sites by name."""
-_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 VERIFIED = ("5.17.0", "5.24.0")
 DIGESTS: dict[str, dict[str, str]] = {
     LAYER: {"2ed292c80fca9361": "5.17.0"},
@@ -53,21 +48,6 @@ def transformers_version() -> str:
     import transformers
 
     return str(transformers.__version__)
-
-
-def digest(forward: Any) -> str:
-    """A digest of a function's code: its tokens without comments, docstring and layout, alike on every Python."""
-    source = textwrap.dedent(inspect.getsource(forward))
-    kept: list[str] = []
-    line_start = True
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in _LAYOUT:
-            line_start = line_start or token.type != tokenize.COMMENT
-            continue
-        if not (token.type == tokenize.STRING and line_start):
-            kept.append(token.string)
-        line_start = False
-    return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:16]
 
 
 def require(module: nn.Module, name: str, where: str) -> None:

@@ -13,20 +13,10 @@ from torch import Tensor
 from samebits.dispatch import UnsupportedError
 from samebits.models.minimax_h3 import golden
 from samebits.models.minimax_h3.candidate import Candidate
+from samebits.models.minimax_h3.chain import History, Implementation, Outputs, StageError, call
 from samebits.models.minimax_h3.geometry import CHUNKS
 from samebits.models.minimax_h3.measure import Agreement, agreement, error, repeats
-from samebits.models.minimax_h3.stages import (
-    FUSED,
-    LEAVES,
-    PROJECTION,
-    STAGES,
-    Case,
-    History,
-    Implementation,
-    Outputs,
-    StageError,
-    call,
-)
+from samebits.models.minimax_h3.stages import FUSED, LEAVES, PROJECTION, STAGES, Case
 from samebits.verify.tolerance import tolerance
 
 SEPARATE, FUSED_MODE, PEER = "separate", "fused", "peer"

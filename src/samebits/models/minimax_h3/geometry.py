@@ -1,4 +1,4 @@
-"""The sizes of the model that the conditioning chain meets."""
+"""The sizes of the model that the conditioning chain and a block meet."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class Geometry:
     """Width between the two linears of the timestep embedder."""
     time_embed: int = 2688
     """D, the width of the timestep embedding (``temb``)."""
+    heads: int = 56
+    head_dim: int = 128
+    ffn_dim: int = 14336
+    """F, the width between the two linears of the feed-forward layer."""
+    rope_frequencies: int = 16
+    """Per axis; 6 times as many channels of a head are rotated."""
+
+    @property
+    def inner_dim(self) -> int:
+        """All heads of q, side by side."""
+        return self.heads * self.head_dim
 
     @property
     def official(self) -> bool:
@@ -55,6 +66,23 @@ class Geometry:
             "norm_out.linear.bias": (DTYPE, (2 * h,)),
         }
 
+    def sublayer_shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """The parameters of attention and FFN of block 0, which the conditioning chain does not meet."""
+        h, inner, f = self.hidden_size, self.inner_dim, self.ffn_dim
+        shapes = {
+            **{f"attn.to_{part}.weight": (inner, h) for part in "qkv"},
+            **{f"attn.norm_{part}.weight": (self.head_dim,) for part in "qk"},
+            "attn.to_out.0.weight": (h, inner),
+            "ff.net.0.proj.weight": (2 * f, h),
+            "ff.net.2.weight": (h, f),
+        }
+        return {f"transformer_blocks.0.{name}": (DTYPE, shape) for name, shape in shapes.items()}
+
+    def block_shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """All parameters that a replay of block 0 reads: the block's and the timestep embedder's."""
+        kept = ("time_embedder.", "transformer_blocks.0.")
+        return {name: s for name, s in self.shapes().items() if name.startswith(kept)} | self.sublayer_shapes()
+
 
 OFFICIAL = Geometry()
 STEP = 16
@@ -62,11 +90,13 @@ STEP = 16
 
 
 def reduced(width: int) -> Geometry:
-    """The model with residual width ``width``: everything else in the released proportions, the time features in full.
+    """The model with residual width ``width``: everything else about in the released proportions, time features and heads in full.
 
     Raises:
         ValueError: not a positive multiple of 16, or wider than the released model.
     """
     if not 0 < width <= OFFICIAL.hidden_size or width % STEP:
         raise ValueError(f"width {width}: expected a multiple of {STEP} from {STEP} to {OFFICIAL.hidden_size}")
-    return Geometry(hidden_size=width, time_hidden=width, time_embed=width // 2)
+    heads = max(1, round(width * OFFICIAL.heads / OFFICIAL.hidden_size))
+    ffn_dim = width * OFFICIAL.ffn_dim // OFFICIAL.hidden_size // STEP * STEP
+    return Geometry(width, time_hidden=width, time_embed=width // 2, heads=heads, ffn_dim=ffn_dim)

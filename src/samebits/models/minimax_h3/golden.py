@@ -1,7 +1,8 @@
-"""The conditioning chain in FP64, which judges accuracy.
+"""The conditioning chain and a block in FP64, which judges accuracy.
 
 Same signatures as ``provider``. A value is rounded only where the model itself stores it in its own dtype and reads it
-again: the activation in front of a projection, the modulation table, the normed row, 1 + scale, the residual stream. The
+again: the activation in front of a projection, the modulation table, the normed row, 1 + scale, the residual stream, what a linear,
+a norm, a rotation or attention hands on, cosines and sines. The
 activation is the FP32 SiLU rounded once, as in the model; the SiLU of an FP64 number would fall on the other side of some
 ties. These roundings are straight through: the value is replaced, the gradient passes. Results are not rounded.
 
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from samebits.models.minimax_h3.geometry import CHUNKS, EPS, MODALITIES
 from samebits.models.minimax_h3.measure import rounded
@@ -73,13 +75,13 @@ class Golden:
     def rmsnorm_modulated(
         self, x: Tensor, weight: Tensor, shift: Tensor, scale: Tensor, index: Tensor, eps: float = EPS
     ) -> Tensor:
-        rows = x.double()
+        rows = self.stored(x)
         normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps) * weight.double()
         factor = self.stored(1.0 + self.stored(scale))
         return self.stored(normed) * factor[index] + self.stored(shift)[index]
 
     def adaln_gate_residual(self, residual: Tensor, y: Tensor, gate: Tensor, index: Tensor) -> Tensor:
-        return residual.double() + self.stored(gate)[index] * y.double()
+        return self.stored(residual) + self.stored(gate)[index] * self.stored(y)
 
     def final_adaln_out(
         self,
@@ -93,4 +95,38 @@ class Golden:
     ) -> Tensor:
         table = self._activation(temb) @ weight.double().mT + bias.double()
         shift, scale = table.chunk(2, -1)
-        return self.rmsnorm_modulated(self.stored(x), norm_weight, shift, scale, timestep_indices, eps)
+        return self.rmsnorm_modulated(x, norm_weight, shift, scale, timestep_indices, eps)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = self.stored(x) @ weight.double().mT
+        return product if bias is None else product + bias.double()
+
+    def qk_rmsnorm(self, x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+        heads = self.stored(x)
+        return heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight.double()
+
+    def rope_3axis(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        c, s = (self.stored(table).unsqueeze(-2) for table in (cos, sin))
+        rows, width = self.stored(x), cos.shape[-1]
+        one, two = rows[..., : width // 2], rows[..., width // 2 : width]
+        turned = torch.cat((-two, one), -1)
+        return torch.cat((rows[..., :width] * c + turned * s, rows[..., width:]), -1)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = [self.stored(part).movedim(-2, 1) for part in (q, k, v)]
+        made = [_attend(*one) for one in zip(*(part.unbind(1) for part in heads), strict=True)]
+        return torch.stack(made, -2)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        value, gate = self.stored(x).chunk(2, -1)
+        return value * self._activation(gate)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One head, (B, S, D). A head at a time, and its scores again in the backward, as all of them would fill a GPU."""
+    attended: Tensor = checkpoint(_softmax_product, q, k, v, use_reentrant=False)
+    return attended
+
+
+def _softmax_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v

@@ -279,11 +279,12 @@ class Request:
 
 
 NAMED = {
+    "mini": Request(5, ("first",), 4, 4, 2, 3),
     "tiny": Request(46, ("first", "last"), 8, 8, 7, 37),
     "small": Request(80, ("first",), 10, 22, 12, 65),
     "medium": Request(48, ("first", "last"), 22, 28, 17, 93),
 }
-"""S = 264, 925 and 3160, with video at t = 0.25, audio at 0.5 and conditions at 0.999, so that T = 3."""
+"""S = 23, 264, 925 and 3160, with video at t = 0.25, audio at 0.5 and conditions at 0.999, so that T = 3."""
 NAMED_TIMESTEPS = (0.25, 0.5)
 
 

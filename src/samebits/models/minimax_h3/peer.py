@@ -115,6 +115,40 @@ def final_adaln_out(
     return _call(module, parameters, x, temb, timestep_indices)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    made: Tensor = _call(_linear(weight.shape[1], weight.shape[0], bias is not None), given, x)
+    return made
+
+
+def qk_rmsnorm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+    made: Tensor = _call(_norm(x.shape[-1], eps), {"weight": weight}, x)
+    return made
+
+
+def rope_3axis(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    made: Tensor = modeling()._apply_rotary_emb(x, cos, sin)
+    return made
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # as MiniMaxH3AttnProcessor calls it
+    made: Tensor = modeling().dispatch_attention_fn(
+        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, backend=None, parallel_config=None
+    )
+    return made
+
+
+def swiglu(x: Tensor) -> Tensor:
+    from diffusers.models.activations import SwiGLU
+
+    with torch.device("meta"):
+        module = SwiGLU(1, 1, bias=False)
+    module.proj = _StandIn(lambda given: given)
+    made: Tensor = module(x)
+    return made
+
+
 # --- modules ----------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +183,18 @@ def _projection(time_embed: int, hidden: int) -> nn.Module:
     with torch.device("meta"):
         made: nn.Module = modeling().MiniMaxH3AdaLayerNormModulation(time_embed, hidden)
         return made
+
+
+@functools.cache
+def _linear(width: int, outputs: int, bias: bool) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Linear(width, outputs, bias=bias)
+
+
+@functools.cache
+def _norm(width: int, eps: float) -> nn.Module:
+    with torch.device("meta"):
+        return nn.RMSNorm(width, eps=eps)
 
 
 @functools.cache

@@ -77,3 +77,36 @@ def final_adaln_out(
 def table_rows(table: Tensor) -> Tensor:
     """(T, 18H) as (3T, 6H): one row for each timestep and modality. A view."""
     return table.view(table.shape[0] * MODALITIES, -1)
+
+
+# --- the rest of a block ----------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(..., K) to (..., N)."""
+    return functional.linear(x, weight, bias)
+
+
+def qk_rmsnorm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+    """RMSNorm of every head of (..., N, D)."""
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def rope_3axis(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(B, S, N, D): the first channels of every head rotated by the angles of its position, (S, R) FP32."""
+    rotated, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+    c, s = (table.to(x.dtype)[None, :, None, :] for table in (cos, sin))
+    first, second = rotated.chunk(2, dim=-1)
+    return torch.cat((rotated * c + torch.cat((-second, first), dim=-1) * s, rest), dim=-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, S, N, D), without a mask: whichever kernel torch takes."""
+    attended = functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return attended.transpose(1, 2)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """(..., 2F), value and gate side by side, to (..., F)."""
+    value, gate = x.chunk(2, dim=-1)
+    return value * functional.silu(gate)

@@ -6,14 +6,15 @@ A stage that the eager provider stands in for is not judged: it promises nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from samebits.models.minimax_h3.backward import Gradients
+from samebits.models.minimax_h3.check import Check, judged, of_stages
 from samebits.models.minimax_h3.stages import TIME_EMBEDDER
 
 if TYPE_CHECKING:
     from samebits.models.minimax_h3.backward import Leaf, LeafResult
-    from samebits.models.minimax_h3.replay import CaseResult, StageResult
+    from samebits.models.minimax_h3.record import CaseResult
 
 FUSED_EMBEDDER_ERROR = 1e-5
 """Largest relative error of the fused mode's gradients of the timestep embedder."""
@@ -23,29 +24,18 @@ GRADIENT_FACTOR, GRADIENT_SLACK = 1.5, 5e-3
 """A gradient's relative error may be this many times the peer's, plus this."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """Something that must hold, whether it did, and where it did not."""
-
-    name: str
-    judged: int
-    """How many stages or gradients it was asked of. Of none, it says nothing, and passes."""
-    passed: bool
-    detail: str = ""
-
-
 def check(cases: Sequence[CaseResult]) -> tuple[Check, ...]:
     """All checks; those of gradients only where gradients were run."""
     made = [
-        _stages(cases, "every stage repeats bit for bit", lambda stage: stage.repeat),
-        _stages(cases, "a row has the same bits alone as in the batch", lambda stage: not stage.rows.varying),
-        _stages(
+        of_stages(cases, "every stage repeats bit for bit", lambda stage: stage.repeat),
+        of_stages(cases, "a row has the same bits alone as in the batch", lambda stage: not stage.rows.varying),
+        of_stages(
             cases,
             "fed by the peer, every stage that promises it has the peer's bits",
             lambda stage: stage.isolated.same,
             lambda stage: stage.promised,
         ),
-        _stages(cases, "every stage is within its tolerance of the golden", lambda stage: stage.within_tolerance),
+        of_stages(cases, "every stage is within its tolerance of the golden", lambda stage: stage.within_tolerance),
     ]
     if any(case.gradients for case in cases):
         made += [
@@ -80,41 +70,26 @@ def _fused(leaf: Leaf, mode: str, ours: LeafResult) -> bool:
     return ours.correctly_rounded > FUSED_ROUNDED
 
 
-def _stages(
-    cases: Sequence[CaseResult],
-    name: str,
-    holds: Callable[[StageResult], bool],
-    asked: Callable[[StageResult], bool] = lambda stage: True,
-) -> Check:
-    judged = [(c.title, stage) for c in cases for stage in c.stages if not stage.stand_in and asked(stage)]
-    return _check(name, [(f"{title}: {stage.name}", holds(stage)) for title, stage in judged])
-
-
 def _leaves(
     cases: Sequence[CaseResult],
     name: str,
     holds: Callable[[Leaf, str, LeafResult], bool],
     modes: Sequence[str] = ("separate", "fused"),
 ) -> Check:
-    judged = [entry for entry in _judged(cases) if entry[2] in modes]
-    return _check(
-        name, [(f"{title}, {mode}: {leaf.name}", holds(leaf, mode, ours)) for title, leaf, mode, ours in judged]
+    asked = [entry for entry in _judged(cases) if entry[2] in modes]
+    return judged(
+        name, [(f"{title}, {mode}: {leaf.name}", holds(leaf, mode, ours)) for title, leaf, mode, ours in asked]
     )
 
 
 def _fused_forward(cases: Sequence[CaseResult], name: str) -> Check:
-    judged = [(c.title, c.gradients) for c in cases if c.gradients and not c.gradients.stand_ins]
-    return _check(name, [(title, gradients.fused_forward.same) for title, gradients in judged])
-
-
-def _check(name: str, found: Sequence[tuple[str, bool]]) -> Check:
-    broken = [place for place, held in found if not held]
-    return Check(name, len(found), not broken, "; ".join(broken))
+    asked = [(c.title, c.gradients) for c in cases if isinstance(c.gradients, Gradients) and not c.gradients.stand_ins]
+    return judged(name, [(title, gradients.fused_forward.same) for title, gradients in asked])
 
 
 def _judged(cases: Sequence[CaseResult]) -> Iterator[tuple[str, Leaf, str, LeafResult]]:
     for case in cases:
-        if case.gradients is None:
+        if not isinstance(case.gradients, Gradients):
             continue
         for leaf in case.gradients.leaves:
             for mode, ours in leaf.modes.items():

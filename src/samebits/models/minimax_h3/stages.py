@@ -1,34 +1,19 @@
 """The seven stages of the conditioning chain, in order: the one table of what each reads, promises and may be off by.
 
-A stage is named like the operator that runs it. What runs is a callable with that operator's signature: our operator, the
-peer, the eager provider, the golden, or a function of the user. To replace one is the whole integration.
+A stage is named like the operator that runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from samebits.dispatch import UnsupportedError
+from samebits.models.minimax_h3.chain import EVERYWHERE, NOWHERE, ON_CUDA, Arguments, Chain, History, Stage
 from samebits.models.minimax_h3.geometry import CHUNKS, MODALITIES, Geometry
 from samebits.models.minimax_h3.layouts import SYNTHETIC, timesteps
 from samebits.models.minimax_h3.weights import Weights
-from samebits.verify.tolerance import Tolerance, tolerance
-
-Outputs = tuple[Tensor, ...]
-History = dict[str, Outputs]
-"""Outputs of the stages so far; every implementation has its own."""
-Arguments = dict[str, Any]
-Implementation = Callable[[str], Callable[..., Any]]
-"""From the name of a stage to what runs it."""
-
-EVERYWHERE = ("cpu", "cuda")
-ON_CUDA = ("cuda",)
-NOWHERE: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,65 +65,6 @@ def make_case(weights: Weights, num_timesteps: int, seq_len: int, seed: int = 0,
         hidden=rows(2, 1.0),
         sublayer=rows(3, 3.0),
     )
-
-
-class StageError(RuntimeError):
-    """What runs a stage raised an exception, or returned something else than tensors."""
-
-
-def call(name: str, implementation: Implementation, arguments: Arguments) -> Outputs:
-    """The outputs of a stage, always a tuple."""
-    function = implementation(name)
-    try:
-        made = function(**arguments)
-    except UnsupportedError:  # the caller's choice of backend or contract, not the stage's fault
-        raise
-    except Exception as error:
-        raise StageError(f"stage {name} raised {type(error).__name__}: {error}") from error
-    outputs = (made,) if isinstance(made, Tensor) else tuple(made) if isinstance(made, (tuple, list)) else ()
-    if not outputs or not all(isinstance(value, Tensor) for value in outputs):
-        raise StageError(f"stage {name} returned a {type(made).__name__}; expected a tensor or a tuple of tensors")
-    return outputs
-
-
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    arguments: Callable[[Case, History], Arguments]
-    """What the stage is called with, given what the stages before it made."""
-    rows: Mapping[str, int]
-    """Arguments that have rows, and along which axis: what can be run in parts."""
-    output_axis: int
-    """Of the rows in every output."""
-    promised_on: tuple[str, ...]
-    """Device types on which the stage, fed by the peer, has the peer's bits. Elsewhere agreement is only measured."""
-    kind: str
-    """Of its tolerance: ``"elementwise"`` or ``"reduction"``."""
-    narrow: tuple[str, ...] = ()
-    """Tables that a row alone needs one row of: with them the row is computed without its neighbours' table rows too."""
-    index: str = "index"
-    """The argument that points into the tables of ``narrow``."""
-
-    def limit(self, dtype: torch.dtype) -> Tolerance:
-        return tolerance(self.kind, dtype, gradient=False)
-
-    def run(self, implementation: Implementation, arguments: Arguments) -> Outputs:
-        return call(self.name, implementation, arguments)
-
-    def count(self, arguments: Arguments) -> int:
-        name, axis = next(iter(self.rows.items()))
-        return int(arguments[name].shape[axis])
-
-    def part(self, arguments: Arguments, start: int, stop: int) -> Arguments:
-        """The same call for rows ``start`` to ``stop`` alone; one row takes only its own rows of ``narrow`` tables along."""
-        chosen = arguments | {
-            name: arguments[name].narrow(axis, start, stop - start) for name, axis in self.rows.items()
-        }
-        if self.narrow and stop - start == 1:
-            row = int(chosen[self.index])
-            chosen |= {name: arguments[name][row : row + 1] for name in self.narrow}
-            chosen[self.index] = torch.zeros_like(chosen[self.index])
-        return chosen
 
 
 def chunk(history: History, position: int) -> Tensor:
@@ -213,5 +139,4 @@ STAGES = (
 )  # fmt: skip
 FUSED = "adaln_modulation"
 """Projection and gather as one node, whose backward keeps the table's gradient in FP32: a mode of the backward replay."""
-NAMES = (*(stage.name for stage in STAGES), FUSED)
-"""What a callable can be bound to."""
+CONDITIONING = Chain("conditioning", STAGES, lambda ours, peers: ours.within, (FUSED,))

@@ -1,4 +1,4 @@
-"""Parameters of the conditioning chain: the prepared ones, verified as they are loaded, or seeded synthetic ones."""
+"""Parameters of the conditioning chain and of block 0: the prepared ones, verified as they are loaded, or seeded synthetic ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,10 +88,13 @@ def check(tensors: Mapping[str, Tensor], manifest: Manifest, block: bool = False
         entry.check(name, tensors[name])
 
 
-def prepared(folder: Path | None = None) -> Weights:
-    """The released parameters, from a prepared folder; see :func:`load`."""
+def prepared(folder: Path | None = None, *, block: bool = False) -> Weights:
+    """The released parameters, from a prepared folder; see :func:`load`. ``block``: the rest of block 0 too."""
     pinned = manifests.read()
-    return Weights(f"{pinned.repository} {pinned.revision[:12]}", OFFICIAL, load(folder, manifest=pinned))
+    tensors = load(folder, manifest=pinned)
+    if block:
+        tensors = tensors | load(folder, block=True, manifest=pinned)
+    return Weights(f"{pinned.repository} {pinned.revision[:12]}", OFFICIAL, tensors)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -106,29 +110,43 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 # --- synthetic --------------------------------------------------------------------------------------------------------
 
-_ROWS = 1024
-"""Rows drawn at a time, so that the full size needs no multiple of its memory."""
+_WORDS = {"cpu": 1 << 17, "cuda": 1 << 24}
+"""How many numbers are drawn at a time: what a cache holds, or what fills a GPU."""
 
 
-def synthetic(seed: int, geometry: Geometry = OFFICIAL) -> Weights:
-    """Random parameters that are the same bits on every machine.
+def synthetic(
+    seed: int, geometry: Geometry = OFFICIAL, *, block: bool = False, device: torch.device | None = None
+) -> Weights:
+    """Random parameters that are the same bits on every machine; ``block``: those of block 0 in place of the chain's.
 
     Gains lie around one, biases around zero with deviation 1/4, and a weight has about the deviation K^-1/2 that keeps a
     row's size, as a power of two.
     """
-    tensors = {name: _draw(name, dtype, shape, seed) for name, (dtype, shape) in geometry.shapes().items()}
+    shapes = geometry.block_shapes() if block else geometry.shapes()
+    where = device or torch.device("cpu")
+    tensors = {name: _draw(name, dtype, shape, seed, where) for name, (dtype, shape) in shapes.items()}
     return Weights(f"synthetic, seed {seed}", geometry, tensors)
 
 
-def _draw(name: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:
+def _draw(name: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     stream = f"minimax_h3/{name}"
     if len(shape) == 1:
         if name.endswith("weight"):
-            return inputs.parameter_tensor(stream, shape, dtype, seed, "weight")
-        return inputs.parameter_tensor(stream, shape, dtype, seed) * 0.25
+            return inputs.parameter_tensor(stream, shape, dtype, seed, "weight").to(device)
+        return (inputs.parameter_tensor(stream, shape, dtype, seed) * 0.25).to(device)
     rows, width = shape
-    made = torch.empty(shape, dtype=dtype)
-    for start in range(0, rows, _ROWS):
-        chosen = range(start, min(start + _ROWS, rows))
-        made[start : chosen.stop] = inputs.row_tensor(stream, chosen, (width,), dtype, seed)
+    made = torch.empty(shape, dtype=dtype, device=device)
+    step = max(1, _WORDS[device.type] // width)
+    for start in range(0, rows, step):
+        chosen = range(start, min(start + step, rows))
+        drawn = np.stack([inputs.words(seed, stream, row, width) for row in chosen])
+        made[start : chosen.stop] = _normal(torch.from_numpy(drawn.view(np.int64)).to(device))
     return made.mul_(2.0 ** -round(math.log2(width) / 2))
+
+
+def _normal(words: Tensor) -> Tensor:
+    """``inputs.draw("normal", ...)`` of many rows at once: whole numbers, then FP32, which has their 21 bits."""
+    lanes = 0x0000FFFF0000FFFF
+    pairs = (words >> 16).bitwise_and_(lanes).add_(words & lanes)
+    total = (pairs >> 32).add_(pairs.bitwise_and_(0xFFFFFFFF))
+    return total.sub_(131070).float().mul_(7 * 2.0**-18)

@@ -1,0 +1,241 @@
+"""Times a block of MiniMax-H3 with our operators patched in against the unmodified block of diffusers.
+
+    python -m samebits.models.minimax_h3.block_bench --out benchmarks/results/minimax_h3_block.jsonl
+
+Three timesteps, random weights. Each line has device time by CUDA-graph replay, interleaved with the peers, and ``eager_us``: the
+time of a call without a graph, back to back, which short sequences feel. The layout's ``samebits.Segments`` are made once, as
+a model does it that has fifty blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import samebits
+from samebits import environment
+from samebits.bench import results, work
+from samebits.bench.peers import COPY
+from samebits.bench.timing import CudaMachine, Failure, Machine, Sample
+from samebits.bench.work import Run, Work
+from samebits.models.minimax_h3.block_peer import build_block
+from samebits.models.minimax_h3.geometry import CHUNKS, DTYPE, MODALITIES, OFFICIAL, Geometry
+from samebits.models.minimax_h3.layouts import interleaved
+from samebits.models.minimax_h3.nodes_bench import OP
+from samebits.ops.rope_3axis.tables import rope_3axis_tables
+
+NODE = "block"
+"""Stands where a line has its contract."""
+SEQ_LENS = (264, 925, 3160, 16384)
+TIMESTEPS = 3
+DIRECTIONS = ("fwd", "fwd+bwd")
+OURS, EAGER, COMPILED = "samebits", "diffusers eager", "torch.compile"
+NO_GRAPH = "diffusers without a graph"
+NEITHER_GRAPH = "diffusers, both without a graph"
+ROUNDS, ROUND_SECONDS = 5, 0.1
+"""Eager calls back to back: how often, and for how long."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Both blocks with the same parameters, and what they are called with."""
+
+    ours: nn.Module
+    theirs: nn.Module
+    hidden: Tensor
+    temb: Tensor
+    index: Tensor
+    rotary: tuple[Tensor, Tensor]
+    upstream: Tensor
+
+    def leaves(self, block: nn.Module) -> list[Tensor]:
+        return [self.hidden, self.temb, *block.parameters()]
+
+
+def subject(seq_len: int, geometry: Geometry, device: torch.device) -> Subject:
+    """A block at one sequence length, all of its leaves with a gradient."""
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = DTYPE) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).mul_(scale).to(dtype)
+
+    theirs = build_block(geometry).to_empty(device=device).to(DTYPE)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            matrix = parameter.dim() == 2
+            drawn = normal(*parameter.shape, scale=parameter.shape[-1] ** -0.5 if matrix else 0.1)
+            parameter.copy_(drawn if matrix else drawn + 1)
+    ours = copy.deepcopy(theirs)
+    samebits.patch(ours)
+    steps, tags = (part.to(device) for part in interleaved(seq_len, TIMESTEPS, 1))
+    positions = torch.stack([torch.arange(seq_len, device=device) // (7**axis) % 97 for axis in range(3)], dim=-1)
+    return Subject(
+        ours,
+        theirs,
+        normal(1, seq_len, geometry.hidden_size).requires_grad_(),
+        normal(TIMESTEPS, geometry.time_embed, dtype=torch.float32).requires_grad_(),
+        steps * MODALITIES + tags,
+        rope_3axis_tables(positions, frequencies=geometry.rope_frequencies),
+        normal(1, seq_len, geometry.hidden_size),
+    )
+
+
+def timed(name: str, given: Subject, block: nn.Module, index: Any, direction: str, compiled: bool = False) -> Work:
+    def prepare() -> Run:
+        function: Any = work.compiled(block) if compiled else block
+
+        def call() -> Tensor:
+            made: Tensor = function(given.hidden, given.temb, index, given.rotary)
+            return made
+
+        if direction == "fwd":
+
+            def forward() -> tuple[Tensor, ...]:
+                with torch.no_grad():
+                    return (call(),)
+
+            return forward
+        leaves = given.leaves(block)
+
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                output = call()
+            return (output.detach(), *torch.autograd.grad(output, leaves, given.upstream))
+
+        return both
+
+    return Work(name, prepare)
+
+
+def eager_us(one: Work, device: torch.device) -> float:
+    """Microseconds of a call in a row of calls without a graph: host or device, whichever is slower."""
+    run = one.prepare()
+    run()
+    calls = max(2, min(20, int(ROUND_SECONDS * 1e6 / _back_to_back(run, 1, device))))
+    return statistics.median(_back_to_back(run, calls, device) for _ in range(ROUNDS))
+
+
+def _back_to_back(run: Run, calls: int, device: torch.device) -> float:
+    """Microseconds of one of so many calls."""
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _wait(device)
+    return (time.perf_counter() - started) * 1e6 / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def operations(seq_len: int, geometry: Geometry, direction: str) -> int:
+    """Multiplications and additions of the products; the backward has each twice."""
+    h, inner, f = geometry.hidden_size, geometry.inner_dim, geometry.ffn_dim
+    rows = 2 * seq_len * (4 * h * inner + 3 * h * f)
+    attention = 4 * seq_len * seq_len * inner
+    projection = 2 * TIMESTEPS * MODALITIES * CHUNKS * h * geometry.time_embed
+    forward = rows + attention + projection
+    return forward if direction == "fwd" else 3 * forward
+
+
+def least_bytes(given: Subject, direction: str) -> int:
+    """Parameters and rows once; with a backward also the upstream, parameters again, and a gradient of each."""
+    parameters = sum(p.numel() * p.element_size() for p in given.theirs.parameters())
+    rows = given.hidden.numel() * given.hidden.element_size()
+    return parameters + 2 * rows if direction == "fwd" else 3 * parameters + 4 * rows
+
+
+def measure(
+    machine: Machine,
+    seq_lens: Sequence[int],
+    directions: Sequence[str],
+    geometry: Geometry = OFFICIAL,
+    with_compile: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Result lines, one for each length and direction."""
+    stamp = environment.collect().to_json()
+    for seq_len in seq_lens:
+        given = subject(seq_len, geometry, machine.device)
+        shared = samebits.segments(given.index, MODALITIES * TIMESTEPS)
+        for direction in directions:
+            ours = timed(OURS, given, given.ours, shared, direction)
+            eager = timed(EAGER, given, given.theirs, given.index, direction)
+            works = [ours, eager, work.device_copy(COPY, machine.device, least_bytes(given, direction))]
+            if with_compile:
+                works.append(timed(COMPILED, given, given.theirs, given.index, direction, compiled=True))
+            found = machine.measure(works)
+            walls = {one.name: eager_us(one, machine.device) for one in (ours, eager)}
+            yield _line(found, walls, given, seq_len, geometry, direction, machine, stamp)
+            machine.release()
+        del given, shared
+
+
+def _line(
+    found: dict[str, Sample | Failure],
+    walls: dict[str, float],
+    given: Subject,
+    seq_len: int,
+    geometry: Geometry,
+    direction: str,
+    machine: Machine,
+    stamp: dict[str, Any],
+) -> dict[str, Any]:
+    ours, moved = found[OURS], least_bytes(given, direction)
+    shape = {"T": seq_len, "H": geometry.hidden_size}
+    head = {"op": OP, "direction": direction, "shape": shape, "dtype": "bfloat16", "contract": NODE, "backend": "cuda"}
+    if isinstance(ours, Failure):
+        return {**head, "skipped": ours.reason}
+    beside = {peer: sample for peer, sample in found.items() if peer != OURS}
+    peers = {name: results.peer_entry(sample, ours) for name, sample in beside.items() if isinstance(sample, Sample)}
+    peers[NO_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / ours.us, 4)}
+    peers[NEITHER_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / walls[OURS], 4)}
+    gbps = moved / ours.us * 1e-3
+    return {
+        **head,
+        "us": round(ours.us, 3),
+        "us_min": round(ours.us_min, 3),
+        "us_max": round(ours.us_max, 3),
+        "gbps": round(gbps, 1),
+        "copy_fraction": round(gbps / machine.copy_gbps, 4),
+        "tflops": round(operations(seq_len, geometry, direction) / ours.us * 1e-6, 1),
+        "peers": peers,
+        "bits_checked": False,
+        "bits": "the nodes inside are checked by the replay of the block",
+        "extra_bytes": ours.extra_bytes,
+        **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
+        "bytes": moved,
+        "copy_gbps": round(machine.copy_gbps, 1),
+        "launch_floor_us": round(machine.launch_floor_us, 3),
+        "host_us": round(ours.host_us, 2),
+        "eager_us": round(walls[OURS], 3),
+        "rounds": ours.rounds,
+        "method": ours.method,
+        "peers_skipped": {n: p.reason for n, p in beside.items() if isinstance(p, Failure)},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seq-lens", type=int, nargs="*", default=list(SEQ_LENS))
+    parser.add_argument("--directions", nargs="*", choices=DIRECTIONS, default=list(DIRECTIONS))
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which takes a minute")
+    given = parser.parse_args()
+    lines = measure(CudaMachine(), given.seq_lens, given.directions, with_compile=not given.no_compile)
+    results.record(given.out, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
