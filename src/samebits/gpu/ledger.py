@@ -13,7 +13,7 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,10 +21,12 @@ from samebits import registry
 from samebits.audit.fingerprint import without_comments
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FRAMEWORK = ("contract.py", "checks.py", "operator.py", "autograd.py", "dispatch.py", "registry.py", "exact", "runtime")
-"""What every operator runs through, beside its own folder and those whose kernels it launches."""
+FRAMEWORK = ("contract.py", "checks.py", "operator.py", "autograd.py", "dispatch.py", "registry.py", "exact")
+"""What every operator runs through, beside its own folder, those whose kernels it launches, and what all of them use of ``runtime``."""
 LOG = "ledger.jsonl"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
+_NAMED = re.compile(r"(?:\bops[./]|[\"'])(\w+)\b")
+"""An operator in a path, an import or a string; some have names that are words."""
 _DIGITS = 16
 _CODE = (".py", ".cu", ".cuh", ".h", ".cpp", ".xz")
 """Files that decide what is computed; an ``.xz`` is a table of values."""
@@ -89,6 +91,7 @@ def of_operator(op: str) -> str:
     paths = [path for name in FRAMEWORK for path in _sources(PACKAGE / name)]
     for name in (op, *lenders(op)):
         paths += _sources(PACKAGE / "ops" / name)
+    paths += _used(_sources(PACKAGE / "runtime"), paths)
     return digest(_text(path) for path in sorted({*paths, *_headers(paths)}))
 
 
@@ -100,13 +103,13 @@ def of_everything() -> str:
 
 @functools.cache
 def lenders(op: str) -> tuple[str, ...]:
-    """The operators whose code this one names, and those that they name: their kernels may run in it."""
+    """The operators whose code this one names, and those that they name: their kernels may run in it, or they judge it."""
     names = set(registry.names())
     found: set[str] = set()
     todo = [op]
     while todo:
         for path in _sources(PACKAGE / "ops" / todo.pop()):
-            named = set(re.findall(r"\w+", _text(path))) & names - found - {op}
+            named = set(_NAMED.findall(_text(path))) & names - found - {op}
             found |= named
             todo += named
     return tuple(sorted(found))
@@ -119,6 +122,18 @@ def digest(parts: Iterable[str]) -> str:
         state.update(len(encoded).to_bytes(8, "little"))
         state.update(encoded)
     return state.hexdigest()[:_DIGITS]
+
+
+def _used(modules: Sequence[Path], sources: Iterable[Path]) -> list[Path]:
+    """The modules that some of the sources name, or that those name."""
+    found: list[Path] = []
+    todo = list(sources)
+    while todo:
+        words = set(re.findall(r"\w+", _text(todo.pop())))
+        fresh = [path for path in modules if path.stem in words and path not in found]
+        found += fresh
+        todo += fresh
+    return found
 
 
 def _headers(sources: Iterable[Path]) -> set[Path]:
