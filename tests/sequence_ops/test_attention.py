@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import struct
 import subprocess
 import sys
 import warnings
@@ -240,14 +241,14 @@ def test_a_slower_backend_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 75))
     monkeypatch.setattr(op, "_told", set())
     with pytest.warns(UserWarning, match=r"slower backend 'reference': backend 'triton' needs compute capability 8\.0"):
-        assert op.choose(gpu, None) == "reference"
+        assert op.choose(gpu, None, "no reason") == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert op.choose(gpu, None) == "reference", "said once"
+        assert op.choose(gpu, None, "no reason") == "reference", "said once"
     with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
-        op.choose(gpu, None)
+        op.choose(gpu, None, "no reason")
     with pytest.raises(UnsupportedError, match=r"this GPU has 7\.5"):
-        op.choose(gpu, "triton")
+        op.choose(gpu, "triton", None)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -340,8 +341,9 @@ REFUSED = {
     "scale type": (lambda q, k, v: (q, k, v), {"scale": "1"}, TypeError, "scale must be a number"),
     "causal": (lambda q, k, v: (q, k, v), {"causal": 1}, TypeError, "causal must be a bool"),
     "contract": (lambda q, k, v: (q, k, v), {"contract": "fast"}, ValueError, "no contract 'fast'; choose one of 'cudnn'"),
-    "backend": (lambda q, k, v: (q, k, v), {"backend": "cuda"}, UnsupportedError, "no backend named 'cuda'"),
+    "backend": (lambda q, k, v: (q, k, v), {"backend": "eager"}, UnsupportedError, "no backend named 'eager'"),
     "no gpu": (lambda q, k, v: (q, k, v), {"backend": "triton"}, UnsupportedError, "needs a CUDA tensor"),
+    "no hopper": (lambda q, k, v: (q, k, v), {"backend": "cuda"}, UnsupportedError, "'cuda' needs a CUDA tensor"),
     "bounds dtype": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([0.0, 6])}, TypeError, "torch.int32 or"),
     "bounds shape": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([6])}, ValueError, r"\(documents \+ 1,\)"),
     "bounds start": (lambda q, k, v: (q, k, v), {"cu_seqlens": torch.tensor([1, 6])}, IndexError, "ascend from 0 to the 6"),
@@ -406,15 +408,27 @@ def test_the_kernels_compute_what_the_reference_does() -> None:
     assert "8 cases" in done.stdout
 
 
-@pytest.mark.parametrize(("kind", "index"), [("forward", 0), ("forward", 4), ("backward", 0), ("backward", 1)])
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [
+        *(("cuda", 0), ("cuda", -1), ("cuda_backward", 1), ("cuda_backward", 4)),
+        *(("forward", 0), ("forward", 4), ("backward", 0), ("backward", 1)),
+    ],
+)
 def test_kernels_compile_clean_for_sm_90(kind: str, index: int) -> None:
     """No float atomics, no spills, no fused or approximate instruction that the contract does not name; tensor cores at work."""
     from samebits.audit.limits import of_contracts
     from samebits.audit.listing import Job
     from samebits.audit.run import audit_build
-    from samebits.sequence_ops.attention import triton, triton_backward
+    from samebits.sequence_ops.attention import cuda, cuda_backward, triton, triton_backward
 
-    build = (triton if kind == "forward" else triton_backward).builds(90)[index]
+    builds = {
+        "cuda": cuda.builds,
+        "cuda_backward": cuda_backward.builds,
+        "forward": lambda: triton.builds(90),
+        "backward": lambda: triton_backward.builds(90),
+    }
+    build = builds[kind]()[index]
     served = [contracts.recipe(name).contract for name in build.contracts]
     report = audit_build(Job(contracts.NAME, build, of_contracts(served), build.contracts), "sm_90")
     assert report.clean, report.findings
@@ -422,6 +436,126 @@ def test_kernels_compile_clean_for_sm_90(kind: str, index: int) -> None:
     strict = [dataclasses.replace(contract, approximate=(), fma="forbid") for contract in served]
     refused = audit_build(Job(contracts.NAME, build, of_contracts(strict), build.contracts), "sm_90")
     assert {finding.rule for finding in refused.findings} >= {"approximate"}
+
+
+def test_every_launch_of_the_cuda_kernels_fits_into_a_multiprocessor() -> None:
+    """Shared memory as the H200 has it; of registers, 65536 lie there, and the kernels' own counts are audited."""
+    from samebits.runtime.device import H200
+    from samebits.sequence_ops.attention import cuda, cuda_backward
+
+    asked = []
+    for head_dim in contracts.HEAD_DIMS:
+        for recipe in contracts.RECIPES.values():
+            for plan in cuda.plans(recipe, head_dim, False, 65):
+                asked.append(cuda._launch(recipe, plan, head_dim, False, "bfloat16", 7, 4))
+        for plan in cuda_backward.plans():
+            kind = (head_dim, False, "bfloat16", (7, 4))
+            asked.append(cuda_backward._launch("attention_grad_keys", plan.by_key, *kind))
+            asked.append(cuda_backward._launch("attention_grad_queries", plan.by_query, *kind))
+    assert max(launch.shared for launch in asked) <= H200.shared_bytes
+    assert min(launch.shared for launch in asked) > 64 * 1024
+    assert {launch.grid for launch in asked} == {(7, 4)}
+    too_much = cuda._launch(contracts.CUDNN, cuda.Plan(3, 4), 128, False, "bfloat16", 7, 4)
+    assert too_much.shared > H200.shared_bytes, "the bound can fail"
+
+
+def test_what_the_copy_engine_can_read() -> None:
+    """The CUDA kernel refuses the rest, in words, before a launch."""
+    from samebits.sequence_ops.attention.hopper import unsuited
+
+    q, k, v = inputs(4, 6, batch=2)
+    assert unsuited(90, False, q, k, v) is None
+    assert unsuited(90, False, q[:1].expand(1, -1, -1, -1), k, v) is None, (
+        "an axis of one element has no stride that counts"
+    )
+    assert "9.0" in unsuited(100, False, q, k, v)
+    assert "documents" in unsuited(90, True, q, k, v)
+    assert "nothing" in unsuited(90, False, q, k[:, :0], v[:, :0])
+    assert "multiples of 16 bytes" in unsuited(
+        90, False, torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), k, v
+    )
+    assert "multiples of 16 bytes" in unsuited(90, False, q, torch.empty(2, 6, 1, 68, dtype=q.dtype)[..., :64], v)
+    assert "expanded" in unsuited(90, False, q, k, v[:1].expand(2, -1, -1, -1))
+
+
+def test_boxes_hold_the_rows_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any strides: lines of 64 elements, the axes in the order in which the kernels count them."""
+    from samebits.sequence_ops.attention import hopper
+
+    monkeypatch.setattr(hopper, "tensor_map", lambda view, box: (view, box))
+    for tensor in (
+        inputs(5, 5, 3, 3, 128, 2)[0],
+        inputs(5, 5, 3, 3, 128, 2)[0].transpose(1, 2),
+        inputs(5, 5, 3)[0][:, 1:2],
+    ):
+        view, box = hopper.boxes(tensor, 96)
+        lines = tensor.shape[3] // 64
+        assert torch.equal(view, tensor.permute(0, 2, 3, 1).unflatten(2, (lines, 64)).transpose(3, 4))
+        assert box == (1, 1, lines, 96, 64)
+        assert all(stride % 8 == 0 for stride in view.stride()[:-1])
+        assert view.stride(-1) == 1
+
+
+def test_what_the_cuda_kernels_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids, boxes, sizes and numbers as the kernels' parameters name them, in their order."""
+    from samebits.sequence_ops.attention import cuda, cuda_backward, hopper
+
+    found = []
+    monkeypatch.setattr(hopper, "tensor_map", lambda view, box: ("map", tuple(view.shape), box[3]))
+    monkeypatch.setattr(cuda_backward, "delta_of", lambda problem, out, grad_out, lse: lse)
+    for module in (cuda, cuda_backward):
+        monkeypatch.setattr(module, "launch_with_maps", lambda *arguments: found.append(arguments))
+    q, k, v = inputs(300, 500, 6, 2, 128, 2)
+    problem = op.check("attention", q, k, v, None, None, 0.5, "fa2")
+    (plan,) = cuda.plans(contracts.FA2, 128, True, 300)
+    out, lse = cuda.forward(problem, contracts.FA2, plan, q, k, v, True, 0.5)
+    cuda_backward.backward(problem, cuda_backward.plans()[0], q, k, v, out, lse, q, True, 0.5, (True, True))
+    forward, by_key, by_query = found
+    of_q, of_k = ("map", (2, 6, 2, 300, 64)), ("map", (2, 2, 2, 500, 64))
+
+    def fp64(word: int) -> float:
+        return struct.unpack("d", struct.pack("q", word))[0]
+
+    def fp32(word: int) -> float:
+        return struct.unpack("f", struct.pack("i", word))[0]
+
+    numbers = [contracts.exponent_scale(0.5), 0.5]
+    assert forward[0].grid == (2 * 3, 6)
+    assert forward[1:4] == ((*of_q, 128), (*of_k, 64), (*of_k, 64))
+    assert forward[4] is out
+    assert forward[5] is lse
+    assert forward[6:10] == (300, 500, 6, 3)
+    assert [fp64(word) for word in forward[10:]] == [*numbers, contracts.LN_2]
+    assert by_key[0].grid == (2 * 4, 2)
+    assert by_key[1:5] == ((*of_q, 64), (*of_k, 128), (*of_k, 128), (*of_q, 64))
+    assert by_query[0].grid == (2 * 3, 6)
+    assert by_query[1:5] == ((*of_q, 128), (*of_k, 64), (*of_k, 64), (*of_q, 128))
+    for arguments, results in ((by_key, [k.shape] * 2), (by_query, [q.shape])):
+        assert arguments[5] is arguments[6] is lse
+        assert [t.shape for t in arguments[7:-7]] == results
+        assert arguments[-7:-3] == (300, 500, 6, 3)
+        assert [fp32(word) for word in arguments[-3:]] == [*numbers, contracts.LOG2_E]
+
+
+def test_which_kernel_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 90))
+    monkeypatch.setattr(op.devices, "missing", lambda backend: None)
+    monkeypatch.setattr(op, "_told", set())
+
+    def chosen(asked: str | None, *tensors: Tensor) -> str:
+        problem = op.check("attention", *tensors, None, None, 1.0, "cudnn")
+        return op._choose(problem, asked, *tensors)
+
+    many, few = inputs(65, 65), inputs(64, 65)
+    assert chosen(None, *many) == chosen("cuda", *many) == chosen("cuda", *few) == "cuda"
+    assert chosen(None, *few) == chosen("triton", *many) == "triton"
+    odd = (many[0], *(torch.empty(1, 65, 1, 68, dtype=t.dtype)[..., :64] for t in many[1:]))
+    with pytest.warns(UserWarning, match="slower backend 'triton': the copy engine"):
+        assert chosen(None, *odd) == "triton"
+    with pytest.raises(UnsupportedError, match="do not take this call: the copy engine"):
+        chosen("cuda", *odd)
+    with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
+        chosen(None, *odd)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -453,11 +587,79 @@ def test_every_plan_gives_the_bits_of_the_reference(
         gradients = samebits.attention_backward(grad, q, k, v, out, lse, backend="reference", **options)
         for plan in range(3):
             with samebits.force_plan(plan):
-                found, found_lse = samebits.attention(q, k, v, backend="triton", **options)
-                results = samebits.attention_backward(grad, q, k, v, out, lse, backend="triton", **options)
-            assert same(found, out)
-            assert same(found_lse, lse)
-            assert all(map(same, results, gradients))
+                for backend in ("cuda", "triton") if cu is None else ("triton",):
+                    found, found_lse = samebits.attention(q, k, v, backend=backend, **options)
+                    results = samebits.attention_backward(grad, q, k, v, out, lse, backend=backend, **options)
+                    assert same(found, out)
+                    assert same(found_lse, lse)
+                    assert all(map(same, results, gradients))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.bfloat16, 64), (torch.float16, 128)])
+def test_both_kernels_have_the_same_bits(contract: str, causal: bool, dtype: torch.dtype, head_dim: int) -> None:
+    """Every plan of the CUDA kernel, at sizes around its tiles and blocks: the choice between kernels touches no bit."""
+    sizes = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 385, 1000)
+    shapes = [(s, s, 4, 4, 1) for s in sizes] + [(s, 1, 2, 1, 2) for s in (1, 130)] + [(1, s, 2, 1, 2) for s in sizes]
+    shapes += [(100, 1000, 6, 2, 2), (1000, 100, 6, 2, 2), (300, 4000, 8, 1, 1), (2050, 2050, 3, 3, 3)]
+    for queries, keys, heads, kv_heads, batch in shapes:
+        q, k, v = inputs(queries, keys, heads, kv_heads, head_dim, batch, dtype, seed=queries, device="cuda")
+        options = {"causal": causal, "contract": contract}
+        grad = torch.randn_like(q)
+        expected = samebits.attention(q, k, v, backend="triton", **options)
+        gradients = samebits.attention_backward(grad, q, k, v, *expected, backend="triton", **options)
+        for plan in range(2):
+            with samebits.force_plan(plan):
+                found = samebits.attention(q, k, v, backend="cuda", **options)
+                results = samebits.attention_backward(grad, q, k, v, *expected, backend="cuda", **options)
+            assert all(map(same, found, expected)), (queries, keys, heads, kv_heads, batch, plan)
+            assert all(map(same, results, gradients)), (queries, keys, heads, kv_heads, batch, plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_documents_are_never_read(contract: str, causal: bool) -> None:
+    """Infinities and NaN in the neighbours: a document keeps the bits that it has alone."""
+    bounds_q, bounds_k = (0, 100, 100, 330, 400), (0, 70, 80, 410, 700)
+    q, k, v = inputs(400, 700, 4, 2, 128, device="cuda")
+    grad = torch.randn_like(q)
+    for i, (own_q, own_k) in enumerate(zip(pairwise(bounds_q), pairwise(bounds_k), strict=True)):
+        tensors = [t.clone() for t in (q, k, v)]
+        for tensor, (start, stop), fill in zip(
+            tensors, (own_q, own_k, own_k), (math.nan, math.inf, -math.inf), strict=True
+        ):
+            tensor[:, :start] = fill
+            tensor[:, stop:] = fill
+        cu, cu_k = (torch.tensor(bounds, device="cuda") for bounds in (bounds_q, bounds_k))
+        options = {"causal": causal, "contract": contract, "backend": "triton"}
+        for plan in range(2):
+            with samebits.force_plan(plan):
+                packing = {"cu_seqlens": cu, "cu_seqlens_k": cu_k}
+                out, lse = samebits.attention(*tensors, **packing, **options)
+                gradients = samebits.attention_backward(grad, *tensors, out, lse, **packing, **options)
+            own = [t[:, slice(*at)] for t, at in zip((q, k, v), (own_q, own_k, own_k), strict=True)]
+            alone, alone_lse = samebits.attention(*own, **options)
+            results = samebits.attention_backward(grad[:, slice(*own_q)], *own, alone, alone_lse, **options)
+            assert same(out[:, slice(*own_q)], alone), i
+            assert same(lse[:, :, slice(*own_q)], alone_lse), i
+            for ours, theirs, at in zip(gradients, results, (own_q, own_k, own_k), strict=True):
+                assert same(ours[:, slice(*at)], theirs), i
+
+
+@pytest.mark.gpu
+def test_the_cuda_kernel_reads_strided_tensors_in_place() -> None:
+    q, k, v = inputs(200, 200, 2, 2, 128, 2, device="cuda")
+    out, lse = samebits.attention(q, k, v, backend="cuda")
+    for tensors in (
+        torch.cat([q, k, v], 2).split(2, 2),
+        [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)],
+    ):
+        found, found_lse = samebits.attention(*tensors, backend="cuda")
+        assert same(found, out)
+        assert same(found_lse, lse)
 
 
 @pytest.mark.gpu

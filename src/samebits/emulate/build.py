@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -24,6 +25,7 @@ _KERNEL_OPTIONS = (
     "-fno-sanitize-recover=all",
 )
 _RUNTIME_OPTIONS = ("-O2", "-Wall", "-Wextra", "-Werror")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 _HEADERS = ("device.h", "ptx.h", "runtime.h", "tensor_core.h")
 
 
@@ -72,12 +74,24 @@ def unit(kernel: CudaKernel, source: str | None = None) -> dict[str, str]:
     entry = f"SAMEBITS_ENTRY({kernel.entry}, {translate.most_threads(text, kernel.source)});\n"
     # Internal linkage for all of it: else variables in shared memory would be merged with others of their names.
     body = f'#include "device.h"\n{defines}namespace {{\n#include "{name}"\n}}\n{entry}'
-    return {"unit.cpp": body, name: translate.translated(text, kernel.source), **_headers(kernel.op)}
+    return {"unit.cpp": body, name: translate.translated(text, kernel.source), **_headers(kernel.op, text)}
 
 
-@functools.cache
-def _headers(op: str) -> dict[str, str]:
-    return {name: translate.translated(text, name) for name, text in nvrtc.headers(op).items()}
+def _headers(op: str, source: str) -> dict[str, str]:
+    """Those of our headers that the source includes, through others too: the rest may have instructions that nothing here does."""
+    own, found = nvrtc.headers(op), {}
+    todo = _INCLUDE.findall(source)
+    while todo:
+        name = todo.pop()
+        if name in own and name not in found:
+            found[name] = _translated(name, own[name])
+            todo += _INCLUDE.findall(own[name])
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _translated(name: str, text: str) -> str:
+    return translate.translated(text, name)
 
 
 def shared_object(kernel: CudaKernel, source: str | None = None) -> Path:

@@ -64,6 +64,7 @@ def candidates(
     drawn with a fixed seed."""
     module = importlib.import_module(f"samebits.ops.{spec.name}.cuda")
     refuses = getattr(module, "refuses", lambda call: None)
+    left_out = gpu_only(spec)
     held = {
         axis: ((sizes or {}).get(axis, least), (sizes or {}).get(axis, most)) for axis, least, most in spec.size_limits
     }
@@ -74,7 +75,14 @@ def candidates(
     for call in calls:
         if refuses(call) is None:
             for number, plan in enumerate(module.plans(call)):
-                yield Case(call, number, tuple(step.kernel for step in plan))
+                if not any(step.kernel.entry in left_out for step in plan):
+                    yield Case(call, number, tuple(step.kernel for step in plan))
+
+
+def gpu_only(spec: OpSpec) -> tuple[str, ...]:
+    """Kernels of the operator that use what is not modelled here; plans with one of them are left out, and the command says so."""
+    module = importlib.import_module(f"samebits.ops.{spec.name}.cuda")
+    return tuple(getattr(module, "GPU_ONLY", ()))
 
 
 def chosen(cases: Iterable[Case]) -> list[Case]:

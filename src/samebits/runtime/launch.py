@@ -48,6 +48,36 @@ def launch(plan: Launch, *args: Any) -> None:
     """Enqueue on the current stream of the current device. Tensors are passed as pointers, ints as 64-bit integers."""
     import cuda.core
 
+    config, kernel, stream = _prepared(plan)
+    cuda.core.launch(stream, config, kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
+
+
+def launch_with_maps(plan: Launch, *args: Any) -> None:
+    """As :func:`launch`, where an argument may also be a tensor map (:mod:`samebits.runtime.tensor_map`), passed by value."""
+    import ctypes
+
+    from cuda.bindings import driver
+
+    _, kernel, stream = _prepared(plan)
+    values, types = [], []
+    for argument in args:
+        if isinstance(argument, Tensor):
+            argument = argument.data_ptr()
+        values.append(argument)
+        types.append(ctypes.c_int64 if isinstance(argument, int) else None)
+    x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
+    (status,) = driver.cuLaunchKernel(
+        driver.CUfunction(int(kernel.handle)), x, y, 1, plan.block, 1, 1, plan.shared, driver.CUstream(int(stream.handle)),
+        (tuple(values), tuple(types)), 0,
+    )  # fmt: skip
+    if int(status) != 0:
+        raise RuntimeError(f"{plan} was refused: {status}")
+
+
+def _prepared(plan: Launch) -> tuple[Any, Any, Any]:
+    """Configuration and loaded kernel of a plan, and the current stream, on the current device."""
+    import cuda.core
+
     device = torch.cuda.current_device()
     if getattr(_bound, "device", None) != device:
         # A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context.
@@ -61,8 +91,7 @@ def launch(plan: Launch, *args: Any) -> None:
             _ready.clear()
         known = _ready[(id(plan), device)] = (plan, config, kernel)
     _, config, kernel = known
-    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-    cuda.core.launch(stream, config, kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
+    return config, kernel, _stream(torch._C._cuda_getCurrentRawStream(device))
 
 
 _bound = threading.local()

@@ -27,8 +27,8 @@ _RELAXED = ("fast-math", "fmad=true", "ftz=true", "prec-div=false", "prec-sqrt=f
 class CudaKernel:
     """One ``extern "C"`` kernel, with the macros that fix its compile-time choices.
 
-    It is the only kernel of the file ``ops/<op>/<entry>.cu``. Every value that changes the code is in ``defines``, so
-    the key of the compiled code holds it.
+    It is the only kernel of the file ``<entry>.cu`` in the operator's folder. Every value that changes the code is in
+    ``defines``, so the key of the compiled code holds it.
     """
 
     op: str
@@ -38,7 +38,7 @@ class CudaKernel:
     @property
     def source(self) -> str:
         """Path inside the package."""
-        return f"ops/{self.op}/{self.entry}.cu"
+        return f"{folder(self.op)}/{self.entry}.cu"
 
     @property
     def name(self) -> str:
@@ -91,10 +91,20 @@ def release() -> str:
     return version()
 
 
+HOMES = ("ops", "sequence_ops")
+"""Where operators are: those that a declaration describes, and those of sequences."""
+
+
+@functools.cache
+def folder(op: str) -> str:
+    """The operator's folder inside the package."""
+    return next((f"{home}/{op}" for home in HOMES if (files("samebits") / home / op).is_dir()), f"{HOMES[0]}/{op}")
+
+
 @functools.cache
 def headers(op: str) -> dict[str, str]:
     """Our ``.cuh`` files by name, general ones and the operator's own: everything its kernels may include."""
-    folders = (files("samebits") / "csrc", files("samebits") / "ops" / op)
+    folders = (files("samebits") / "csrc", files("samebits") / folder(op))
     found = [f for folder in folders for f in folder.iterdir() if f.name.endswith(".cuh")]
     return {f.name: f.read_text() for f in sorted(found, key=lambda f: f.name)}
 

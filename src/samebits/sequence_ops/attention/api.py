@@ -37,7 +37,8 @@ def attention(
         cu_seqlens: (N + 1,) int32 or int64, ascending from 0 to S_q: B is 1 and holds N documents, each its own sequence.
         cu_seqlens_k: as much for the keys, where they are packed otherwise.
         contract: ``"cudnn"`` or ``"fa2"``, see the README.
-        backend: ``"triton"`` or ``"reference"``; by default the first that can.
+        backend: ``"cuda"`` (Hopper, no documents), ``"triton"`` or ``"reference"``; by default the fastest that can. All have
+            the same bits.
 
     Returns:
         out (B, S_q, H, D) in the dtype of q, and lse (B, H, S_q) FP32: ln sum exp(scale * s), -inf where no key is seen.

@@ -19,7 +19,7 @@ from torch import Tensor
 from samebits.bench.timing import CudaMachine, Failure, Sample
 from samebits.bench.work import Run, Work
 from samebits.exact.bits import bits
-from samebits.sequence_ops.attention import api, contracts
+from samebits.sequence_ops.attention import api, contracts, op
 from samebits.sequence_ops.attention.peers import PEERS, Attention
 from samebits.sequence_ops.attention.targets import CUDNN, FLASH, FLASH_DETERMINISTIC, SHAPE, STRETCH, TARGETS
 
@@ -108,9 +108,10 @@ def rows_of(direction: str, length: int, found: dict[str, Sample | Failure]) -> 
     """The line of each contract: its time, its speed, and the ratio of every peer's time to it."""
     flops = (4 if direction == "fwd" else 10) * length * length * math.prod(size for _, size in SHAPE)
     rows = []
+    backend = "triton" if length <= op.FEW_QUERIES else "cuda"  # on Hopper, by default
     for contract in contracts.RECIPES:
         mine = found[contract]
-        row: dict[str, Any] = {"op": contracts.NAME, "contract": contract, "backend": "triton", "direction": direction}
+        row: dict[str, Any] = {"op": contracts.NAME, "contract": contract, "backend": backend, "direction": direction}
         row |= {"shape": {"T": length, **dict(SHAPE)}, "dtype": "bfloat16"}
         if isinstance(mine, Failure):
             rows.append(row | {"failed": mine.reason})

@@ -6,7 +6,7 @@ declaration of ``samebits.contract`` does not describe it; what follows there fr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from samebits.contract import BackendSpec
 from samebits.dispatch import UnsupportedError
 from samebits.operator import LIBRARY, announce
 from samebits.runtime import device as devices
-from samebits.sequence_ops.attention import contracts, reference
+from samebits.sequence_ops.attention import contracts, hopper, reference
 from samebits.sequence_ops.attention.checks import Problem, check, check_bounds, check_gradient
 
-BACKENDS = (BackendSpec("triton", min_arch=80), BackendSpec("reference"))
+BACKENDS = (BackendSpec("cuda", min_arch=90), BackendSpec("triton", min_arch=80), BackendSpec("reference"))
+FEW_QUERIES = 64
+"""Up to these a tile of the CUDA kernels would mostly be empty, and the other backend's is smaller."""
 _told: set[tuple[str, ...]] = set()
+Plan = TypeVar("Plan")
 
 _OPTIONS = "Tensor? cu_seqlens, Tensor? cu_seqlens_k, bool causal, float scale, str contract, str? backend"
 LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
@@ -31,23 +34,43 @@ LIBRARY.define(
 )
 
 
-def choose(device: torch.device, asked: str | None) -> str:
-    """The backend that runs a call there. UnsupportedError: the asked one cannot, or the policy forbids what is left."""
-    preferred, _ = BACKENDS
+def choose(device: torch.device, asked: str | None, no_cuda: str | None) -> str:
+    """The backend that runs a call there. UnsupportedError: the asked one cannot, or the policy forbids what is left.
+
+    ``no_cuda``: why the CUDA kernels do not take this call, or None.
+    """
     names = [str(backend.name) for backend in BACKENDS]
     if asked is not None and asked not in names:
         known = ", ".join(map(repr, names))
         raise UnsupportedError(f"{contracts.NAME} has no backend named {asked!r}; choose one of {known}")
-    if asked == "reference":
-        return asked
-    why = dispatch.unable(preferred, devices.info(device), devices.missing(preferred.name))
-    if why is None:
-        return preferred.name
-    if asked is not None:
-        raise UnsupportedError(f"{contracts.NAME}: {why}")
-    if device.type == "cuda":
-        announce(contracts.NAME, [((why,), f"running on the slower backend 'reference': {why}")], _told)
+    why: dict[str, str] = {}
+    for backend in BACKENDS[:-1]:
+        found = dispatch.unable(backend, devices.info(device), devices.missing(backend.name))
+        if found is None and backend.name == "cuda" and no_cuda is not None:
+            found = f"the CUDA kernels do not take this call: {no_cuda}"
+        if found is None and asked in (None, backend.name):
+            return str(backend.name)
+        if found is not None and asked == backend.name:
+            raise UnsupportedError(f"{contracts.NAME}: {found}")
+        why[backend.name] = found or ""
+    if asked is None and device.type == "cuda":
+        reason = why["triton"]
+        announce(contracts.NAME, [((reason,), f"running on the slower backend 'reference': {reason}")], _told)
     return "reference"
+
+
+def _choose(problem: Problem, asked: str | None, q: Tensor, k: Tensor, *others: Tensor) -> str:
+    """The CUDA kernels where they are faster, and can; where they cannot because of how the tensors lie, that is said."""
+    if asked not in (None, "cuda"):
+        return choose(q.device, asked, None)
+    arch = devices.info(q.device).arch
+    no_cuda = hopper.unsuited(arch, problem.packed, q, k, *others)
+    if asked is None and arch == hopper.ARCH:
+        if problem.queries <= FEW_QUERIES:
+            no_cuda = "few queries"
+        elif no_cuda is not None and k.numel() and not problem.packed:
+            announce(contracts.NAME, [((no_cuda,), f"running on the slower backend 'triton': {no_cuda}")], _told)
+    return choose(q.device, asked, no_cuda)
 
 
 def _prepared(
@@ -84,14 +107,25 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     problem, cu_q, cu_k = _prepared(contracts.NAME, q, k, v, cu_seqlens, cu_seqlens_k, scale, contract)
     recipe = contracts.recipe(contract)
-    if choose(q.device, backend) == "reference":
-        return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, contracts.fp32(scale))
-    from samebits.sequence_ops.attention import triton as kernels
-
-    options = kernels.plans(problem, devices.info(q.device).arch)
-    plan = options[dispatch.forced_plan() % len(options)]
+    chosen = _choose(problem, backend, q, k, v)
+    factor = contracts.fp32(scale)
+    if chosen == "reference":
+        return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, factor)
     with torch.cuda.device(q.device):
-        return kernels.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, contracts.fp32(scale))
+        if chosen == "cuda":
+            from samebits.sequence_ops.attention import cuda
+
+            best = cuda.plans(recipe, problem.head_dim, causal, problem.queries)
+            return cuda.forward(problem, recipe, _picked(best), q, k, v, causal, factor)
+        from samebits.sequence_ops.attention import triton
+
+        plan = _picked(triton.plans(problem, devices.info(q.device).arch))
+        return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, factor)
+
+
+def _picked(plans: tuple[Plan, ...]) -> Plan:
+    """The best, or what ``samebits.force_plan`` asks for."""
+    return plans[dispatch.forced_plan() % len(plans)]
 
 
 def _backward(
@@ -115,16 +149,22 @@ def _backward(
     _check_wanted(title, wanted)
     grad_out, out, lse = grad_out.contiguous(), out.contiguous(), lse.contiguous()
     tensors = (q, k, v, out, lse, grad_out)
-    if choose(q.device, backend) == "reference":
-        results = reference.backward(problem, *tensors, cu_q, cu_k, causal, contracts.fp32(scale))
+    chosen = _choose(problem, backend, q, k, v, grad_out)
+    factor = contracts.fp32(scale)
+    by = (wanted[0], wanted[1] or wanted[2])
+    if chosen == "reference":
+        results = reference.backward(problem, *tensors, cu_q, cu_k, causal, factor)
     else:
-        from samebits.sequence_ops.attention import triton_backward as kernels
-
-        options = kernels.plans(problem.head_dim, causal, devices.info(q.device).arch)
-        plan = options[dispatch.forced_plan() % len(options)]
-        by = (wanted[0], wanted[1] or wanted[2])
         with torch.cuda.device(q.device):
-            results = kernels.backward(problem, plan, *tensors, cu_q, cu_k, causal, contracts.fp32(scale), by)
+            if chosen == "cuda":
+                from samebits.sequence_ops.attention import cuda_backward
+
+                results = cuda_backward.backward(problem, _picked(cuda_backward.plans()), *tensors, causal, factor, by)
+            else:
+                from samebits.sequence_ops.attention import triton_backward
+
+                plan = _picked(triton_backward.plans(problem.head_dim, causal, devices.info(q.device).arch))
+                results = triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, factor, by)
     grad_q, grad_k, grad_v = (r if want else r.new_empty(0) for r, want in zip(results, wanted, strict=True))
     return grad_q, grad_k, grad_v
 

@@ -8,7 +8,7 @@ FLASH, FLASH_DETERMINISTIC, CUDNN = "FlashAttention-2", "FlashAttention-2 determ
 
 def _ratio(direction: str, length: int, least: float, peer: str, *contracts: str) -> Target:
     rows = (length, length)
-    return Target(direction, SHAPE, rows, "ratio", at_least=least, contracts=contracts, backend="triton", peer=peer)  # type: ignore[arg-type]
+    return Target(direction, SHAPE, rows, "ratio", at_least=least, contracts=contracts, backend="cuda", peer=peer)  # type: ignore[arg-type]
 
 
 TARGETS = (

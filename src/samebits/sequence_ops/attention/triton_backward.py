@@ -246,13 +246,27 @@ def plans(head_dim: int, causal: bool, arch: int) -> tuple[Plan, ...]:
     small = Plan(Tiling(32, 64, 8, 1), Tiling(64, 32, 4, 1))
     if arch < 90:
         return (small, Plan(Tiling(16, 64, 4, 1), Tiling(64, 16, 4, 1)))
-    first = Tiling(32 if head_dim == 128 else 64, 128, 8, 1 if causal else 2)
-    return (Plan(first, Tiling(128, 64, 8, 2)), Plan(Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2)), small)
+    if head_dim == 128 and not causal:
+        first = Plan(Tiling(32, 128, 8, 3), Tiling(128, 64, 8, 3))
+    else:
+        first = Plan(Tiling(32 if head_dim == 128 else 64, 128, 8, 1 if causal else 2), Tiling(128, 64, 8, 2))
+    return (first, Plan(Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2)), small)
 
 
 def constants(tiling: Tiling, head_dim: int, causal: bool, all_aligned: bool) -> dict[str, Any]:
     tile = {"ROWS": tiling.rows, "KEYS": tiling.keys, "D": head_dim}
     return tile | {"CAUSAL": causal, "STAGES": tiling.stages, "ALIGNED": all_aligned}
+
+
+def delta_of(problem: Problem, out: Tensor, grad_out: Tensor, lse: Tensor) -> Tensor:
+    """Like ``lse``: the sum over d of grad_out * out, both contiguous."""
+    delta = torch.empty_like(lse)
+    positions = problem.batch * problem.queries * problem.heads
+    if positions:
+        sizes = (positions, problem.queries, problem.heads)
+        fixed = {"ROWS": DELTA_ROWS, "D": problem.head_dim}
+        launch(_delta, (triton.cdiv(positions, DELTA_ROWS),), out, grad_out, delta, *sizes, num_warps=4, **fixed)
+    return delta
 
 
 def backward(
@@ -275,12 +289,7 @@ def backward(
     ``out``, ``lse`` and ``grad_out`` are contiguous.
     """
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    delta = torch.empty_like(lse)
-    positions = problem.batch * problem.queries * problem.heads
-    if positions:
-        sizes = (positions, problem.queries, problem.heads)
-        fixed = {"ROWS": DELTA_ROWS, "D": problem.head_dim}
-        launch(_delta, (triton.cdiv(positions, DELTA_ROWS),), out, grad_out, delta, *sizes, num_warps=4, **fixed)
+    delta = delta_of(problem, out, grad_out, lse)
     keys_of = cu_q if cu_k is None else cu_k
     strides = tuple(stride for t in (q, k, v) for stride in t.stride()[:3])
     tail = (

@@ -1,0 +1,52 @@
+"""What the Hopper kernels need of a call: tensors that the copy engine can read, as boxes, and numbers as words."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.runtime.tensor_map import tensor_map
+
+ARCH = 90
+"""wgmma is Hopper's own: what comes after it has other instructions."""
+LINE = 64
+"""Elements of a line of a box: 128 bytes."""
+
+
+def unsuited(arch: int, packed: bool, *tensors: Tensor) -> str | None:
+    """Why the kernels cannot take these tensors (B, S, H, D), or None."""
+    if arch != ARCH:
+        return f"its instructions are those of compute capability {ARCH / 10}"
+    if packed:
+        return "they know no packed documents"
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            return "there is nothing to read"
+        strides = [stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1]
+        if tensor.data_ptr() % 16 or any(stride * tensor.element_size() % 16 for stride in strides):
+            return "the copy engine reads rows that start at multiples of 16 bytes"
+        if any(not 0 < stride * tensor.element_size() < 2**40 for stride in strides):
+            return "the copy engine reads no expanded axis, and none with a stride of 2^40 bytes"
+    return None
+
+
+def boxes(tensor: Tensor, rows: int) -> Any:
+    """A tensor map of boxes of ``rows`` positions of one head, as lines of 64 elements; those of a row are ``rows`` lines apart."""
+    batch, length, heads, head_dim = tensor.shape
+    steps = [stride if size > 1 else LINE for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)]
+    lines = head_dim // LINE
+    view = torch.as_strided(tensor, (batch, heads, lines, length, LINE), (steps[0], steps[2], LINE, steps[1], 1))
+    return tensor_map(view, (1, 1, lines, rows, LINE))
+
+
+def word(value: float) -> int:
+    """The bits of an FP32 number: an argument of the backward's kernels."""
+    return int(struct.unpack("i", struct.pack("f", value))[0])
+
+
+def wide_word(value: float) -> int:
+    """The bits of an FP64 number: an argument of the forward's kernel, in the place of a double."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
