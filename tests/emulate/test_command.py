@@ -11,6 +11,7 @@ from samebits.emulate import __main__ as command
 from samebits.emulate import build, judge
 from samebits.emulate.cases import Case
 from samebits.emulate.judge import Finding
+from samebits.ops.timestep_sinusoid import cuda
 
 SMALL = ["timestep_sinusoid", "--size", "F=17", "--rows", "3"]
 
@@ -22,6 +23,18 @@ def test_the_same_bits_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (report,) = json.loads(file.read_text())
     assert report["op"] == "timestep_sinusoid" and report["findings"] == []
     assert report["calls"] >= 4 and any(name.startswith("backward[") for name in report["kernels"])
+
+
+def test_a_kernel_that_is_not_modelled_is_left_out_aloud(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(cuda, "GPU_ONLY", ("backward",), raising=False)
+    assert command.main([*SMALL, "--json", str(file)]) == 0
+    assert "timestep_sinusoid: backward was NOT run" in capsys.readouterr().out
+    (report,) = json.loads(file.read_text())
+    assert report["not_emulated"] == ["backward"]
+    assert report["kernels"] and not any(name.startswith("backward[") for name in report["kernels"])
 
 
 def test_a_finding_is_1_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

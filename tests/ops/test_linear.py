@@ -12,18 +12,23 @@ from ops.linear_shapes import CUBLAS, GPU_ROWS, drawn_on_gpu, positions
 from torch import Tensor
 from torch.nn import functional as F
 
-from samebits import dispatch, linear, linear_backward, registry
+from samebits import dispatch, explain, linear, linear_backward, registry
+from samebits.audit import compile as compiling
+from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.exact import tensor_core
 from samebits.exact.bits import bits
-from samebits.ops.linear import cuda
+from samebits.ops.linear import cuda, wgmma
 from samebits.ops.linear.targets import SHAPES
 from samebits.runtime import sweep
 from samebits.runtime.device import H200
+from samebits.runtime.launch import Launch
 from samebits.verify.conformance import Conformance
 
 HALVES = (torch.bfloat16, torch.float16)
 GPU = pytest.mark.gpu
+SWEPT = (1, 17, 64, 65, 129, 264, 925, 3160, 4097)
+"""Of the numbers of rows on a GPU, those at which every plan runs."""
 
 
 class TestLinear(Conformance):
@@ -56,6 +61,12 @@ def _drawn(rows: int, outputs: int, size: int, dtype: torch.dtype = torch.bfloat
 def _same(left: Tensor | None, right: Tensor | None) -> bool:
     assert left is not None and right is not None
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(bits(left), bits(right))
+
+
+def _indices(*given: Any, **options: Any) -> range:
+    """Of all plans of a call on a GPU."""
+    call = explain(*given, backend="cuda", **options).call
+    return range(len(cuda.plans(call)))
 
 
 def _y(given: dict[str, Tensor], **options: Any) -> Tensor:
@@ -181,15 +192,18 @@ def test_launches_cover_every_tile_and_fit(rows: int) -> None:
         for plan in cuda.plans(call):
             assert {name for name, step in vars(plan).items() if step is not None} == set(call.wanted)
             for name, step in vars(plan).items():
-                if step is None or step.kernel.entry != "gemm":
+                if step is None or step.kernel.entry == "grad_bias":
                     continue
                 macros, (cross, _) = dict(step.kernel.defines), step.arguments
                 sides = {"y": (rows, n), "grad_x": (rows, k), "grad_weight": (n, k)}[name]
                 turned = {"y": (0, 0), "grad_x": (0, 1), "grad_weight": (1, 1)}[name]
                 if cross:
                     sides, turned = sides[::-1], turned[::-1]
-                tile = 16 * macros["MT"] * macros["WM"], 8 * macros["NT"] * macros["WN"]
                 assert (macros["TA"], macros["TB"], macros["CROSS"]) == (*turned, cross)
+                if step.kernel.entry == wgmma.ENTRY:
+                    _check_by_warpgroups(step, sides)
+                    continue
+                tile = 16 * macros["MT"] * macros["WM"], 8 * macros["NT"] * macros["WN"]
                 assert step.grid == -(-sides[0] // tile[0]) * -(-sides[1] // tile[1])
                 assert step.block == 32 * macros["WM"] * macros["WN"]
                 assert step.shared == 128 * macros["STAGES"] * sum(tile)
@@ -200,6 +214,71 @@ def test_launches_cover_every_tile_and_fit(rows: int) -> None:
                 ]
                 vectors = all(layout.aligned for layout in read) and n % 8 == k % 8 == 0
                 assert macros["VEC"] == 1 or vectors or (name == "y" and k % 8 == 0)
+
+
+def _check_by_warpgroups(step: Launch, sides: tuple[int, int]) -> None:
+    macros = dict(step.kernel.defines)
+    tile = [128 * macros["MI"], macros["NB"]]
+    lines = tile[0] + (-(-tile[1] // 64) * 64 if macros["TB"] else tile[1])
+    assert step.shared == macros["STAGES"] * (128 * lines + 16) + 1024 <= 227 * 1024
+    assert macros["MI"] * macros["NB"] <= 384, "sums of a thread fit into its registers"
+    assert step.block == 384 and macros["NB"] % 8 == 0 and (macros["CROSS"] or macros["NB"] % 32 == 0)
+    blocks = 1 if macros["SHARE"] == 0 else 2
+    if macros["SHARE"]:
+        tile[macros["SHARE"] - 1 ^ 1] *= 2
+    clusters = -(-sides[0] // tile[0]) * -(-sides[1] // tile[1])
+    assert step.grid == blocks * min(clusters, H200.multiprocessors // blocks)
+
+
+def test_warpgroups_get_what_the_copy_engine_reads() -> None:
+    """Bases and strides of 16 bytes, lines that do not overlap, results that are stored eight at a time."""
+    seen = set()
+    for call in _calls([264]):
+        for plan in cuda.plans(call):
+            for name, step in vars(plan).items():
+                if step is not None and step.kernel.entry == wgmma.ENTRY:
+                    seen.add(name)
+                    read = {"y": ("x", "weight"), "grad_x": ("grad_y", "weight"), "grad_weight": ("grad_y", "x")}[name]
+                    assert all(call.layout(at).aligned for at in read)
+                    assert call.size("K") % 8 == 0 and call.size("N") % 8 == 0
+    assert seen == {"y", "grad_x", "grad_weight"}
+    call = next(c for c in _calls([264]) if c.aligned and not c.backward and c.size("N") % 8 == 0)
+    step = cuda.plans(call)[0].y
+    assert step is not None and step.kernel.entry == wgmma.ENTRY
+    repeated = dict(call.layouts) | {"x": dataclasses.replace(call.layout("x"), strides=(0, 1))}
+    entries = {
+        step.kernel.entry
+        for plan in cuda.plans(dataclasses.replace(call, layouts=tuple(repeated.items())))
+        for step in plan
+    }
+    assert entries == {"gemm"}, "one row repeated has no line of its own"
+
+
+def test_the_products_of_a_warpgroup_follow_one_another() -> None:
+    """Where it cannot tell who writes the sums, the assembler waits after every instruction (gsb0) and says so in no result."""
+    tile, sides = wgmma.Tile(2, 144, 4, 1, 1), wgmma.Sides(128, 264, 136, False, False)
+    kernel = wgmma.planned(tile, sides, "bfloat16", 132, 8).kernel
+    code = compiling.read(compiling.compile_build(Build(kernel, ("kchain",)), "sm_90")).kernel.instructions
+    products = [step for step in code if step.base == "HGMMA"]
+    assert len(products) == 2 * 4 * tile.MI, (
+        "the first stage, and one in the loop: four steps of every block of 64 rows"
+    )
+    assert sum("gsb0" in step.operands for step in products) == 2
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 131, 132])
+def test_a_tile_is_chosen_by_the_multiprocessor_with_the_most_work(multiprocessors: int) -> None:
+    """Fewer clocks come first, and what they count is whole tiles of the busiest one."""
+    sides = wgmma.Sides(5376, 264, 7168, False, False)
+    for tile in wgmma.BATCH:
+        units = tile.units(sides.rows, sides.columns, multiprocessors)
+        assert 1 <= units <= tile.tiles(sides.rows, sides.columns) and units * tile.blocks <= max(
+            multiprocessors, tile.blocks
+        )
+        more = dataclasses.replace(sides, columns=sides.columns + tile.NB * 2 * multiprocessors)
+        assert wgmma.clocks(tile, more, multiprocessors) > wgmma.clocks(tile, sides, multiprocessors)
+    wide, narrow = wgmma.Tile(2, 136, 4, 1, 1), wgmma.Tile(1, 88, 7, 2, 1)
+    assert wgmma.clocks(narrow, sides, 132) < wgmma.clocks(wide, sides, 132), "42 large tiles leave 90 of 132 idle"
 
 
 def test_each_product_is_read_by_vectors_where_its_own_operands_allow() -> None:
@@ -213,12 +292,14 @@ def test_each_product_is_read_by_vectors_where_its_own_operands_allow() -> None:
             changed = layouts | ({wrong: dataclasses.replace(layouts[wrong], aligned=False)} if wrong else {})
             for plan in cuda.plans(dataclasses.replace(call, layouts=tuple(changed.items()))):
                 for name, step in vars(plan).items():
-                    if name in operands and step is not None:
+                    if name in operands and step is not None and step.kernel.entry == wgmma.ENTRY:
+                        assert wrong not in operands[name]
+                    elif name in operands and step is not None:
                         assert dict(step.kernel.defines)["VEC"] == (1 if wrong in operands[name] else 8), (wrong, name)
 
 
 def test_the_best_plans_of_the_model_shapes() -> None:
-    """Few rows go crosswise, in blocks that give every multiprocessor work; many take the largest tile."""
+    """Few rows go crosswise, in blocks that give every multiprocessor work; from 65 on Hopper's own instruction is taken."""
     for n, k in SHAPES.values():
         for call in _calls([1, 16, 64, 65, 264, 16384]):
             if call.backward or (call.size("N"), call.size("K")) != (n, k) or not call.aligned:
@@ -226,9 +307,9 @@ def test_the_best_plans_of_the_model_shapes() -> None:
             step = cuda.plans(call)[0].y
             assert step is not None and isinstance(step.grid, int)
             macros = dict(step.kernel.defines)
-            assert macros["CROSS"] == (call.rows <= cuda.FEW)
-            assert step.grid >= 84, "work for most of the 132 multiprocessors"
-            assert call.rows < 16384 or macros["MT"] * macros["NT"] == 32
+            assert (step.kernel.entry == wgmma.ENTRY) == (call.rows > cuda.FEW)
+            assert macros["CROSS"] or call.rows > cuda.FEW
+            assert step.grid >= (42 if call.rows == 65 else 84), "work for most of the 132 multiprocessors"
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -237,11 +318,18 @@ def test_the_best_plans_of_the_model_shapes() -> None:
 @GPU
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_every_plan_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
-    for rows, outputs, size in ((1, 64, 64), (5, 129, 33), (17, 40, 136), (70, 264, 88), (130, 136, 520)):
+    for rows, outputs, size in (
+        (1, 64, 64),
+        (5, 129, 33),
+        (17, 40, 136),
+        (70, 264, 88),
+        (130, 136, 520),
+        (300, 520, 200),
+    ):
         given = {name: value.cuda() for name, value in _drawn(rows, outputs, size, dtype).items()}
         starts = torch.randn(outputs, size, device="cuda"), torch.randn(outputs, device="cuda")
         y, grads = _y(given, backend="reference"), _gradients(given, *starts, backend="reference")
-        for index in range(5):
+        for index in _indices("linear", given["x"], given["weight"], given["bias"]):
             with dispatch.force_plan(index):
                 assert _same(y, _y(given, backend="cuda")), (rows, outputs, size, index)
                 assert all(map(_same, grads, _gradients(given, *starts, backend="cuda"))), (rows, outputs, size, index)
@@ -259,7 +347,7 @@ def test_plans_and_batches_at_the_model_shapes(shape: str, pattern: str) -> None
     for rows in GPU_ROWS:
         for first in positions(rows, len(x)):
             here = slice(first, first + rows)
-            for index in range(5 if first == 0 and rows <= 4097 else 1):
+            for index in _indices("linear", x[here], weight, None) if first == 0 and rows in SWEPT else (0,):
                 with dispatch.force_plan(index):
                     got = linear(x[here], weight, backend="cuda")
                     back, *_ = linear_backward(grad[here], x[here], weight, backend="cuda", wanted=(True, False, False))
@@ -299,7 +387,9 @@ def test_the_gradient_of_the_weight_has_the_bits_of_one_plan(shape: str) -> None
     x, weight, grad = drawn_on_gpu("random", 925, n, k)
     for rows in (1, 16, 17, 264, 925):
         first = None
-        for index in range(3):
+        for index in _indices(
+            "linear", grad[:rows], x[:rows], weight, None, None, backward=True, wanted=(False, True, False)
+        ):
             with dispatch.force_plan(index):
                 _, got, _ = linear_backward(grad[:rows], x[:rows], weight, backend="cuda", wanted=(False, True, False))
             first = got if first is None else first

@@ -1,7 +1,7 @@
 """CUDA backend of ``linear``: which kernels run a call, and their launches. Every plan of a call has the same bits.
 
-``gemm.cu`` does all three products, ``grad_bias.cu`` the fold. A product is planned as a :class:`_Product`; another kernel for
-the same products is another :class:`Launch` behind it.
+``gemm_wgmma.cu`` (:mod:`samebits.ops.linear.wgmma`) and ``gemm.cu`` do all three products, ``grad_bias.cu`` the fold. A product is
+planned as a :class:`_Product`; another kernel for the same products is another :class:`Launch` behind it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from torch import Tensor
 
 from samebits.audit.build import Build
 from samebits.dispatch import Call, other_tensor_core
+from samebits.ops.linear import wgmma
 from samebits.ops.linear.spec import SPEC
 from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.sweep import cuda_builds
 
+GPU_ONLY = (wgmma.ENTRY,)
+"""Kernels that no emulator runs: what they do is shown on a GPU alone, where every plan is compared with the reference."""
 FEW = 64
 """Rows up to which the weight takes the large side of a tile."""
 BAND = 8
@@ -94,6 +97,7 @@ class _Product:
 
     rows: int
     columns: int
+    size: int
     turned_a: bool
     turned_b: bool
     few: bool
@@ -101,6 +105,8 @@ class _Product:
     dtype: str
     vec: int
     """8 where both operands can be read in 16-byte pieces, else 1."""
+    boxes: bool
+    """Whether the copy engine can read both, and results can be stored eight at a time."""
     multiprocessors: int
 
     def launches(self) -> list[Launch]:
@@ -108,12 +114,21 @@ class _Product:
         if self.vec == 1:
             return [self._straight(ODD)]
         general = [self._straight(shape) for shape in sorted(GENERAL, key=self._cost)]
+        if self.boxes:
+            general = self._by_warpgroups() + general
         if not self.few:
             return general
         fitting = next((limit for limit in NARROW if self.rows <= limit), max(NARROW))
         wide = self.columns >= WIDE[fitting].rows * self.multiprocessors
         crosswise = [self._crosswise(kind[fitting]) for kind in ((WIDE, NARROW) if wide else (NARROW, WIDE))]
         return crosswise + general if self.rows <= FEW else general + crosswise
+
+    def _by_warpgroups(self) -> list[Launch]:
+        straight = wgmma.Sides(self.rows, self.columns, self.size, self.turned_a, self.turned_b)
+        crosswise = wgmma.Sides(self.columns, self.rows, self.size, self.turned_b, self.turned_a)
+        ways = [(tile, crosswise if tile.CROSS else straight) for tile in (wgmma.BATCH if self.few else wgmma.WEIGHT)]
+        ways.sort(key=lambda way: wgmma.clocks(way[0], way[1], self.multiprocessors))
+        return [wgmma.planned(*way, self.dtype, self.multiprocessors, BAND) for way in ways]
 
     def _cost(self, shape: Shape) -> float:
         """Time of the multiprocessor with the most tiles, in products. One that holds fewer blocks than it could is slower."""
@@ -159,16 +174,22 @@ def plans(call: Call) -> tuple[Plan, ...]:
 
 def _product(call: Call, left: str, right: str) -> _Product:
     """Of two inputs: x and weight (y), grad_y and weight (grad_x), grad_y and x (grad_weight)."""
-    over_rows, dense = right == "x", [call.size("N") if name == "grad_y" else call.size("K") for name in (left, right)]
-    aligned = all(size % 8 == 0 for size in dense) and all(call.layout(name).aligned for name in (left, right))
+    over_rows, (n, k) = right == "x", (call.size("N"), call.size("K"))
+    layouts = [call.layout(name) for name in (left, right)]
+    dense = [n if name == "grad_y" else k for name in (left, right)]
+    vectors = all(size % 8 == 0 for size in dense) and all(layout.aligned for layout in layouts)
+    columns = k if call.backward else n
+    apart = all(layout.strides[0] >= size for layout, size in zip(layouts, dense, strict=True))
     return _Product(
-        rows=call.size("N") if over_rows else call.rows,
-        columns=call.size("K") if call.backward else call.size("N"),
+        rows=n if over_rows else call.rows,
+        columns=columns,
+        size=call.rows if over_rows else n if call.backward else k,
         turned_a=over_rows,
         turned_b=call.backward,
         few=not over_rows,
-        dtype=call.layout(left).dtype,
-        vec=8 if aligned else 1,
+        dtype=layouts[0].dtype,
+        vec=8 if vectors else 1,
+        boxes=vectors and apart and columns % 8 == 0 and 0 < call.rows < 2**31,
         multiprocessors=max(call.device.multiprocessors, 1),
     )
 
@@ -207,6 +228,9 @@ def _multiply(
     cross, band = step.arguments
     if cross:
         a, b, rows, columns = b, a, columns, rows
+    if step.kernel.entry == wgmma.ENTRY:
+        wgmma.multiply(step, out, a, b, bias, start, (rows, columns, size))
+        return
     wide = int(out.element_size() == 4)
     start_line = start.stride(0) if isinstance(start, Tensor) else 0
     launch(step, out, a, a.stride(0), b, b.stride(0), bias, start, start_line, rows, columns, size, wide, band)

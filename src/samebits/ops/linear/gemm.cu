@@ -13,6 +13,7 @@
 //   grad_weight          grad_y [m][n] turned  x [m][k] turned       grad_weight [n][k]
 // Compile-time choices: ELEMENT (1 BF16, 2 FP16), TA and TB (turned), CROSS, MT, NT, WM, WN, STAGES, BLOCKS (that share a
 // multiprocessor), VEC.
+#include "finish.cuh"
 #include "side.cuh"
 
 constexpr int ROWS = 16 * MT * WM, COLUMNS = 8 * NT * WN, THREADS = 32 * WM * WN, STEPS = KS / 16;
@@ -72,11 +73,6 @@ struct Chains {
     }
   }
 };
-
-// The infinities of a tensor core are nobody's promise, nor is the sign of its zero.
-__device__ __forceinline__ float finished(float sum) {
-  return add(fabsf(sum) <= 3.402823466e38f ? sum : __uint_as_float(0x7fc00000u), 0.0f);
-}
 
 // Two results that lie side by side, or the first of them alone.
 __device__ __forceinline__ void store(void* out, bool wide, i64 at, bool both, bool pairs, float low, float high) {
