@@ -74,7 +74,8 @@ def test_trace_and_drift(folder):
     assert data["first"]["forward"]["path"] == "blocks.1.up" and data["exit_code"] == 1
     assert data["first"]["forward"]["outputs"][0]["rows"] == [[2, 2]]
     page = (folder / "d.html").read_text()
-    assert page.count("FIRST DRIFT: ") == 2 and "blocks.1.up" in page  # forward and backward
+    assert page.count("FIRST DRIFT: ") == 1 and "blocks.1.up" in page
+    assert page.count("FIRST DIFFERENCE: ") == 1  # of the backward, which is not blamed for its forward
     assert not re.findall(r"https?://|<script|<link|@import|url\(", page)
     batch_rows(4, 4, [(0, 0), (1, 1)]).write("rows.json")
     assert call("drift", "a.trace", "b.trace", "--rows", "rows.json").exit_code == 0  # the fault is in row 2

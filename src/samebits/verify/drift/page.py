@@ -22,10 +22,11 @@ class Node:
     """One call, with the calls inside it."""
 
     name: str
-    kind: str
     state: State
     judgement: str
-    first: bool
+    first: str
+    """What it is the first of: "first drift", "first difference", or nothing."""
+    anchor: str
     places: list[str]
     children: list[Node] = field(default_factory=list)
     open: bool = False
@@ -38,7 +39,7 @@ def render(drift: Drift) -> str:
         tiles=_tiles(drift),
         text="\n".join(lines(drift)),
         sides={"A": _stamp(drift, "a"), "B": _stamp(drift, "b")},
-        parameters=[_node(j, False) for j in drift.parameters if j.judgement != "same"],
+        parameters=[_node(j) for j in drift.parameters if j.judgement != "same"],
         phases={phase: _forest(drift, judged, drift.first(phase)) for phase, judged in drift.phases.items()},
     )
 
@@ -60,14 +61,30 @@ def _tiles(drift: Drift) -> list[Tile]:
     ]
     if drift.differing_inputs:
         found.append(Tile("Model inputs", "differ", drift.differing_inputs[0].name, "bad", "forward"))
-    for phase, judged in drift.phases.items():
-        first = drift.first(phase)
-        same = sum(j.judgement == "same" for j in judged)
-        value = "first drift" if first is not None else "same bits" if same else "not comparable"
-        detail = first.name if first is not None else f"{same} of {len(judged)} agree"
-        state: State = "bad" if first is not None else "good" if same else "none"
-        found.append(Tile(phase.capitalize(), value, detail, state, phase))
+    found += [_phase_tile(phase, judged, drift.first(phase)) for phase, judged in drift.phases.items()]
     return found
+
+
+def _phase_tile(phase: str, judged: list[Judged], first: Judged | None) -> Tile:
+    title = phase.capitalize()
+    if first is not None:
+        return Tile(title, _first(first), first.name, _STATES[first.judgement], _anchor(first))
+    same = sum(j.judgement == "same" for j in judged)
+    detail = f"{same} of {len(judged)} agree"
+    return (
+        Tile(title, "same bits", detail, "good", phase)
+        if same
+        else Tile(title, "not comparable", detail, "none", phase)
+    )
+
+
+def _first(judged: Judged) -> str:
+    """A difference that came from elsewhere, from another forward say, is no drift of this call."""
+    return "first drift" if judged.judgement in ("origin", "unclear") else "first difference"
+
+
+def _anchor(judged: Judged) -> str:
+    return f"first-{judged.event.phase}"
 
 
 def _stamp(drift: Drift, name: str) -> dict[str, str]:
@@ -79,7 +96,7 @@ def _stamp(drift: Drift, name: str) -> dict[str, str]:
 
 def _forest(drift: Drift, judged: list[Judged], first: Judged | None) -> list[Node]:
     """Calls inside calls in the order in which they began. A backward has no nesting: its events are in the order of their ends."""
-    nodes = [(j, _node(j, j is first)) for j in judged]
+    nodes = [(j, _node(j, _first(j) if j is first else "")) for j in judged]
     if any(j.event.phase == "backward" for j in judged):
         return [node for _, node in nodes]
     homes: tuple[dict[int, Node], dict[int, Node]] = ({}, {})
@@ -103,13 +120,14 @@ def _unfold(node: Node) -> bool:
     return node.open or node.judgement != JUDGEMENTS["same"]
 
 
-def _node(judged: Judged, first: bool) -> Node:
+def _node(judged: Judged, first: str = "") -> Node:
     places = [f"in {_place(p)}" for p in judged.inputs if p.verdict != "same"]
     places += [f"out {_place(p)}" for p in judged.outputs if p.verdict != "same"]
     state = _STATES.get(judged.judgement, "open")
-    kind = judged.event.kind if judged.event.kind != "module" else ""
     places += judged.notes if judged.judgement in DIFFERENT else []
-    return Node(judged.name, kind, state, JUDGEMENTS[judged.judgement], first, places)
+    alone = judged.event.kind == "parameter" and judged.judgement in DIFFERENT  # it has no inputs to speak of
+    judgement = "differs" if alone else JUDGEMENTS[judged.judgement]
+    return Node(judged.name, state, judgement, first, _anchor(judged), places)
 
 
 def _place(place: Compared) -> str:
