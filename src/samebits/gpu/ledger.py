@@ -22,7 +22,7 @@ from samebits.audit.fingerprint import without_comments
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FRAMEWORK = ("contract.py", "checks.py", "operator.py", "autograd.py", "dispatch.py", "registry.py", "exact")
-"""What every operator runs through, beside its own folder, those whose kernels it launches, and what all of them use of ``runtime``."""
+"""What every operator runs through, beside its own folder, those whose kernels it launches, and what these use of ``runtime``."""
 LOG = "ledger.jsonl"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 _NAMED = re.compile(r"(?:\bops[./]|[\"'])(\w+)\b")
