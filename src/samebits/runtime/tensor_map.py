@@ -40,7 +40,8 @@ def _encoded(
     import cuda.core
     from cuda.bindings import driver
 
-    cuda.core.Device(torch.cuda.current_device()).set_current()  # a thread of autograd may not have touched the driver yet
+    device = torch.cuda.current_device()
+    cuda.core.Device(device).set_current()  # a thread of autograd may not have touched the driver yet
     check(pointer, dtype, shape, strides, box, swizzle)
     rank, size = len(shape), dtype.itemsize
     swizzles, promotions = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
