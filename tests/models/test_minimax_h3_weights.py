@@ -411,7 +411,7 @@ def test_widths_that_no_model_has(width):
 def test_synthetic_numbers_are_those_of_the_common_generator(dtype):
     """Many rows at once, in several pieces, have the bits of rows drawn one by one."""
     name, shape = "transformer_blocks.0.attn.to_q.weight", (1030, 272)
-    drawn = weights._draw(name, dtype, shape, 3, torch.device("cpu"))
+    drawn = weights.draw(name, dtype, shape, 3, torch.device("cpu"))
     rows = inputs.row_tensor(f"minimax_h3/{name}", range(1030), (272,), dtype, 3)
     assert shape[0] * shape[1] > 2 * weights._WORDS["cpu"]
     assert same_bits(drawn, rows.mul_(2.0**-4))

@@ -1,4 +1,4 @@
-"""``samebits replay``: a model's chain of operators beside the model's own code, stage by stage."""
+"""``samebits replay``: a model's operators beside the model's own code: its chain, a block, the whole model, a generation."""
 
 from __future__ import annotations
 
@@ -22,18 +22,34 @@ if TYPE_CHECKING:
     from samebits.models.minimax_h3.record import Replay
     from samebits.models.minimax_h3.weights import Weights
 
-MODELS = {"minimax-h3": ("conditioning", "block")}
+MODELS = {"minimax-h3": ("conditioning", "block", "model", "generation")}
 """Model to the parts of it that can be replayed."""
+NODES = ("conditioning", "block")
+"""Parts that are a chain of nodes; the others run the whole transformer, patched."""
+OPTIONS = {
+    "--timesteps": ("conditioning",),
+    "--seq-lens": ("conditioning",),
+    "--layout": ("conditioning",),
+    "--layouts": ("block", "model", "generation"),
+    "--backward": ("conditioning", "block", "model"),
+    "--against": NODES,
+    "--bind": NODES,
+    "--blocks": ("model", "generation"),
+    "--steps": ("generation",),
+    "--sealed": ("generation",),
+}
+"""Which parts have what not all of them have."""
 TIMESTEPS = "1,2,3,4"
 SEQ_LENS = {"cuda": "3,257,4097,32768", "cpu": "3,257"}
 LAYOUTS = {"cuda": "tiny,small,medium", "cpu": "mini"}
+GENERATED = {"cuda": "tiny", "cpu": "mini"}
 LAYOUT = "interleaved"
 WIDTH_ON_CPU = 64
 
 
 def replay(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="minimax-h3.")],
-    stage: Annotated[str, typer.Option(help="The part of the model: conditioning or block.")],
+    stage: Annotated[str, typer.Option(help="The part: conditioning, block, model or generation.")],
     timesteps: Annotated[
         str | None,
         typer.Option(metavar="T,...", help=f"Conditioning: numbers of distinct timesteps. Default: {TIMESTEPS}."),
@@ -48,11 +64,22 @@ def replay(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help=f"Block: packed layouts, of mini, tiny, small, medium. Default: {LAYOUTS['cuda']}; on a CPU {LAYOUTS['cpu']}.",
+            help="Block, model: packed layouts, of mini, tiny, small, medium; generation: one. "
+            f"Default: {LAYOUTS['cuda']}; on a CPU {LAYOUTS['cpu']}.",
         ),
     ] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Replay the gradients too.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="Folder of `samebits prepare minimax-h3`.")] = None,
+    blocks: Annotated[
+        int | None, typer.Option(metavar="N", help="Model, generation: how many blocks, of 50. Default: 2.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="K", help="Generation: calls of the model. Default: 3.")] = None,
+    sealed: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Generation: an earlier sealed.json that must come out again.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `samebits prepare minimax-h3`; model, generation: of the transformer itself."),
+    ] = None,
     synthetic: Annotated[
         int | None, typer.Option(metavar="SEED", help="Random weights, the same bits on every machine.")
     ] = None,
@@ -67,10 +94,13 @@ def replay(
     ] = None,
     bind: Annotated[
         list[str] | None,
-        typer.Option(metavar="STAGE=MODULE:FUNCTION", help="Run a stage by a callable of yours. Repeatable."),
+        typer.Option(metavar="NODE=MODULE:FUNCTION", help="Run a node by a callable of yours. Repeatable."),
     ] = None,
     contract: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE=NAME", help="Contract of a stage's operator. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NODE=NAME", help="Contract of a node's operator; model, generation: of an operator. Repeatable."
+        ),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Of our operators: cuda, triton or reference.")] = None,
     layout: Annotated[str | None, typer.Option(help=f"Conditioning: interleaved or block. Default: {LAYOUT}.")] = None,
@@ -79,12 +109,13 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Folder for replay.json and index.html.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
-    """Run every stage by our operators and by diffusers on the same inputs; compare bits, rows and distance from FP64.
+    """Run a part of the model by our operators and by diffusers on the same inputs; compare bits, rows and distance from FP64.
 
     conditioning: seven stages from the timestep to the last norm. block: the seventeen nodes of block 0, beside the real
     block, with planted faults. Per stage: repeat, a row alone beside the row in the batch (ours and the peer's), bits chained
-    and isolated, error. The weights are those of --weights, of the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS, or synthetic
-    ones with seed 0.
+    and isolated, error. model: the whole patched transformer, boundary by boundary. generation: the real pipeline's layout,
+    schedules and denoising around it, in two processes and beside other sequences. The weights are those of --weights, of
+    the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS (conditioning and block), or synthetic ones with seed 0.
 
     Exit code 0: every promise was kept, 1: one was not, 2: wrong use.
     """
@@ -94,13 +125,36 @@ def replay(
         raise UserError(f"--stage {stage}: of {model}, choose {', '.join(MODELS[model])}")
     if weights is not None and (synthetic is not None or width is not None):
         raise UserError("--weights are the released ones; leave --synthetic and --width out")
-    of_block = stage == "block"
-    elsewhere = (
-        {"--timesteps": timesteps, "--seq-lens": seq_lens, "--layout": layout} if of_block else {"--layouts": layouts}
-    )
-    for option, value in elsewhere.items():
-        if value is not None:
+    given = {
+        "--timesteps": timesteps,
+        "--seq-lens": seq_lens,
+        "--layout": layout,
+        "--layouts": layouts,
+        "--backward": backward or None,
+        "--against": against,
+        "--bind": bind or None,
+        "--blocks": blocks,
+        "--steps": steps,
+        "--sealed": sealed,
+    }
+    for option, value in given.items():
+        if value is not None and stage not in OPTIONS[option]:
             raise UserError(f"{option}: --stage {stage} does not have it")
+    where = _device(device)
+    if stage not in NODES:
+        from samebits.cli import replay_whole
+
+        named = _pairs("--contract", contract or [])
+        asked = replay_whole.Asked(weights, synthetic, width, blocks, named, backend, seed)
+        names = _layouts((LAYOUTS if stage == "model" else GENERATED)[where.type] if layouts is None else layouts)
+        with _progress() as progress:
+            if stage == "model":
+                found = replay_whole.run_model(asked, where, names, backward, progress)
+            elif len(names) > 1:
+                raise UserError(f"--layouts {layouts}: --stage generation makes one video, of one layout")
+            else:
+                found = replay_whole.run_generation(asked, where, names[0], steps, sealed, progress)
+        raise typer.Exit(0 if found.report(out, json_file) else 1)
     bindings, contracts = _pairs("--bind", bind or []), _pairs("--contract", contract or [])
 
     from samebits.models.minimax_h3 import candidate as candidates
@@ -108,7 +162,7 @@ def replay(
     from samebits.models.minimax_h3.chain import StageError
     from samebits.models.minimax_h3.stages import CONDITIONING
 
-    where = _device(device)
+    of_block = stage == "block"
     chain = BLOCK if of_block else CONDITIONING
     candidate = candidates.Candidate(bindings, backend, contracts, chain)
     options: dict[str, Any] = {"candidate": candidate, "against": against, "seed": seed, "with_backward": backward}

@@ -32,7 +32,7 @@ def page(replay: dict[str, Any]) -> TablesPage:
 
 def summary(replay: dict[str, Any]) -> list[Table]:
     """What must hold, where the chain first differs in each case, and what ran each stage."""
-    return [_checks(replay["checks"]), _overview(replay["cases"]), *_varying(replay["cases"]), _owners(replay)]
+    return [claims(replay["checks"]), _overview(replay["cases"]), *_varying(replay["cases"]), _owners(replay)]
 
 
 def group(case: dict[str, Any]) -> Group:
@@ -125,7 +125,8 @@ def _short(name: str) -> str:
     return name.removeprefix("transformer_blocks.0.")
 
 
-def _checks(checks: Sequence[dict[str, Any]]) -> Table:
+def claims(checks: Sequence[dict[str, Any]]) -> Table:
+    """The one table of what must hold."""
     rows = tuple((Cell(c["name"]), _verdict(c), Cell(f"{c['judged']:,}"), Cell(c["detail"])) for c in checks)
     columns = ("claim", "verdict", "asked of", "where not")
     return Table("What must hold", columns, rows, prose=frozenset({0, 3}), numeric=frozenset({2}))

@@ -68,7 +68,7 @@ def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, back
         RuntimeError: patched already; code of a ``diffusers`` release that was never verified; an attention backend was set.
         ValueError: an unknown contract or operator, or a configuration that the operators do not have.
     """
-    chosen = _resolve(contracts)
+    chosen = resolve(contracts)
     known.require_known()
     if patched_modules(model) or _processors(model):
         raise RuntimeError("this model is patched already; samebits.unpatch it first")
@@ -146,7 +146,12 @@ _BASE = ".base_layer"
 """How ``peft`` calls the linear that an adapter stands around."""
 
 
-def _resolve(contracts: str | Mapping[str, str]) -> dict[str, str]:
+def resolve(contracts: str | Mapping[str, str]) -> dict[str, str]:
+    """Every operator with its contract.
+
+    Raises:
+        ValueError: an operator that is not used here, or a contract that it does not have.
+    """
     if isinstance(contracts, str):
         if contracts not in DEFAULTS:
             words = ", ".join(map(repr, DEFAULTS))

@@ -60,7 +60,9 @@ _FIRSTS = ("first_drift", "first_isolated_drift", "first_repeat_drift", "first_b
 
 
 @dataclass(frozen=True)
-class Replay:
+class Record:
+    """What was run and found, whatever part of the model it was."""
+
     kind: str
     model: str
     stage: str
@@ -70,9 +72,7 @@ class Replay:
     peer: str
     device: str
     environment: dict[str, str]
-    candidate: dict[str, str]
-    """Stage to what runs it."""
-    cases: tuple[CaseResult, ...]
+    cases: tuple[Any, ...]
     checks: tuple[Check, ...]
 
     @property
@@ -82,8 +82,15 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         content = asdict(self) | {"passed": self.passed}
         for entry, case in zip(content["cases"], self.cases, strict=True):
-            entry.update({name: getattr(case, name) for name in _FIRSTS})
+            entry.update({name: getattr(case, name) for name in _FIRSTS if hasattr(case, name)})
         return content
+
+
+@dataclass(frozen=True)
+class Replay(Record):
+    cases: tuple[CaseResult, ...]
+    candidate: dict[str, str]
+    """Stage to what runs it."""
 
 
 def recorded(
@@ -104,12 +111,16 @@ def recorded(
         weights_sha256=weights.digest(),
         geometry=str(weights.geometry),
         peer=peer_name,
-        device=f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
+        device=device_name(device),
         environment=environment.collect().to_json(),
         candidate={stage.name: candidate.owner(stage.name) for stage in chain.stages},
         cases=tuple(cases),
         checks=tuple(checks),
     )
+
+
+def device_name(device: torch.device) -> str:
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
 def the_peer(against: str | None) -> tuple[str, ModuleType]:

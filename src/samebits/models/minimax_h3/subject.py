@@ -50,7 +50,7 @@ def build(seed: int = 0, device: str = "cpu", **changes: Any) -> nn.Module:
     with torch.device("meta"):  # what the class would draw is drawn anew
         model: nn.Module = known.home(known.MODEL)(**SMALL | changes)
     model.to_empty(device=device)
-    model.rope = _rope(model, device)
+    model.rope = angles(model, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, device=device)
@@ -59,7 +59,7 @@ def build(seed: int = 0, device: str = "cpu", **changes: Any) -> nn.Module:
     return model.eval()
 
 
-def _rope(model: Any, device: str) -> nn.Module:
+def angles(model: Any, device: str) -> nn.Module:
     """The module of the angles, whose frequencies are computed as it is made."""
     made: nn.Module = type(model.rope)(model.config.rope_freq_dim, model.config.rope_theta)
     return made.to(device)
@@ -68,13 +68,17 @@ def _rope(model: Any, device: str) -> nn.Module:
 def subject(layout: str = "mini", batch: int = 1, seed: int = 0, device: str = "cpu", **changes: Any) -> Subject:
     """A model in BF16 with its FP32 islands, and random rows in a named layout."""
     model = to_bfloat16(build(seed, device, **changes))
+    return Subject(model, rows(model.config, layout, batch, seed, device))
+
+
+def rows(config: Any, layout: str, batch: int, seed: int, device: str) -> dict[str, Any]:
+    """Arguments of a model of this configuration: random rows in a named layout, from torch's CPU generator."""
     packed, timestep, indices = named(layout)
-    config: Any = model.config
     generator = torch.Generator().manual_seed(seed + 1)
     patch = config.patch_size[0] * config.patch_size[1] * config.patch_size[2]
     widths = (config.in_channels * patch, config.audio_in_channels, config.text_dim)
     places = (packed.video_indices, packed.audio_indices, packed.text_indices)
-    rows = {
+    drawn = {
         name: torch.randn(batch, len(where), width, generator=generator)
         for name, where, width in zip(PER_ROW, places, widths, strict=True)
     }
@@ -85,5 +89,4 @@ def subject(layout: str = "mini", batch: int = 1, seed: int = 0, device: str = "
         "position_ids": packed.position_ids,
         **dict(zip(("video_indices", "audio_indices", "text_indices"), places, strict=True)),
     }
-    moved = {name: value.to(device) for name, value in (rows | shared).items()}
-    return Subject(model, moved | {"return_dict": False})
+    return {name: value.to(device) for name, value in (drawn | shared).items()} | {"return_dict": False}

@@ -124,11 +124,12 @@ def synthetic(
     """
     shapes = geometry.block_shapes() if block else geometry.shapes()
     where = device or torch.device("cpu")
-    tensors = {name: _draw(name, dtype, shape, seed, where) for name, (dtype, shape) in shapes.items()}
+    tensors = {name: draw(name, dtype, shape, seed, where) for name, (dtype, shape) in shapes.items()}
     return Weights(f"synthetic, seed {seed}", geometry, tensors)
 
 
-def _draw(name: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+def draw(name: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """One parameter of :func:`synthetic`, by its name in the checkpoint."""
     stream = f"minimax_h3/{name}"
     if len(shape) == 1:
         if name.endswith("weight"):
