@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from samebits.models.sites import Patched
+
 _MINIMAX_H3 = "diffusers.models.transformers.transformer_minimax_h3"
 
 
-def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None) -> Any:
+def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None) -> Patched:
     """Run a model with our operators at every place that they cover; only this model changes.
 
     Args:
@@ -26,7 +28,8 @@ def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, back
     Raises:
         ImportError, TypeError, RuntimeError, ValueError: as the function of the model says.
     """
-    return _home(model).patch(model, contracts, backend=backend)
+    found: Patched = _home(model).patch(model, contracts, backend=backend)
+    return found
 
 
 def unpatch(model: nn.Module) -> None:
@@ -34,9 +37,10 @@ def unpatch(model: nn.Module) -> None:
     _home(model).unpatch(model)
 
 
-def patched(model: nn.Module) -> Any:
+def patched(model: nn.Module) -> Patched:
     """The sites of a patched model, their contracts, and how often each has run. RuntimeError: it is not patched."""
-    return _home(model).patched(model)
+    found: Patched = _home(model).patched(model)
+    return found
 
 
 def _home(model: nn.Module) -> Any:

@@ -38,3 +38,25 @@ class SiteReport:
     contract: str
     hits: int
     """Eager calls since the patch; compiled ones are not counted."""
+
+
+@dataclass(frozen=True)
+class Patched:
+    """What is in place in a patched model, as of the moment it was asked."""
+
+    library: str
+    """Where the model's class comes from, with its version."""
+    contracts: dict[str, str]
+    backend: str | None
+    sites: tuple[SiteReport, ...]
+    adapters: tuple[str, ...] = ()
+    """Linears that an adapter stands around: their own product is ours, what the adapter adds is its own."""
+
+    @property
+    def hits(self) -> dict[str, int]:
+        return {site.name: site.hits for site in self.sites}
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Sites that have not run."""
+        return tuple(site.name for site in self.sites if not site.hits)

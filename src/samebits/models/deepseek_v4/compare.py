@@ -11,12 +11,13 @@ import torch
 
 from samebits.models.deepseek_v4 import known, subject
 from samebits.models.deepseek_v4.causes import Causes, explain
-from samebits.models.deepseek_v4.patching import Patched, patch, patched, unpatch
+from samebits.models.deepseek_v4.patching import patch, patched, unpatch
 from samebits.models.deepseek_v4.record import Record, record, short
 from samebits.models.deepseek_v4.rows import RowCheck, check_rows
 from samebits.models.deepseek_v4.sites import Options, Site, call_sites
 from samebits.models.deepseek_v4.subject import Subject, norms_cast_to_input
 from samebits.models.difference import Difference, difference
+from samebits.models.sites import Patched
 
 TOLERANCE = {torch.bfloat16: (5e-2, 2e-2), torch.float32: (1e-4, 1e-4)}
 """(atol, rtol) of a site alone, as the operator checks take them for a reduction."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.models.deepseek_v4 import known
+from samebits.models.sites import Patched, SiteReport
 from samebits.nn.families import FAMILIES, OPERATORS, contract_of
 
 SITES = (("attn_hc", "input_layernorm"), ("ffn_hc", "post_attention_layernorm"))
@@ -18,35 +18,6 @@ SITES = (("attn_hc", "input_layernorm"), ("ffn_hc", "post_attention_layernorm"))
 CHOICES = {"fast": "fast-dsv4", "published": "ascending"}
 """What ``contracts`` may say instead of a family."""
 _FIXED = {"hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6}
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    name: str
-    """Of the module in the model; ``<layer>.attn_post`` and ``<layer>.ffn_post`` for the two mixes inside the layer."""
-    operator: str
-    contract: str
-    hits: int
-    """Eager calls since the patch; compiled ones are not counted."""
-
-
-@dataclass(frozen=True)
-class Patched:
-    """What is in place in a patched model, as of the moment it was asked."""
-
-    transformers: str
-    contracts: dict[str, str]
-    backend: str | None
-    sites: tuple[SiteReport, ...]
-
-    @property
-    def hits(self) -> dict[str, int]:
-        return {site.name: site.hits for site in self.sites}
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Sites that have not run."""
-        return tuple(site.name for site in self.sites if not site.hits)
 
 
 def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None) -> Patched:
@@ -130,7 +101,7 @@ def patched(model: nn.Module) -> Patched:
         raise RuntimeError("this model is not patched; samebits.patch it first")
     sites = [site for _, module in modules for site in vars(module)[known.SITES].values()]
     return Patched(
-        transformers=known.transformers_version(),
+        library=f"transformers {known.transformers_version()}",
         contracts=dict(sites[0].contracts),
         backend=sites[0].backend,
         sites=tuple(SiteReport(s.name, s.operator, s.contracts[s.operator], s.hits) for s in sites),

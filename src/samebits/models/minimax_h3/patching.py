@@ -12,7 +12,7 @@ from torch import nn
 from samebits import registry
 from samebits.models.minimax_h3 import known
 from samebits.models.minimax_h3.geometry import DTYPE
-from samebits.models.sites import SITES, Site, SiteReport
+from samebits.models.sites import SITES, Patched, Site, SiteReport
 from samebits.sequence_ops.attention import contracts as attention
 
 OPERATORS = (
@@ -23,27 +23,6 @@ OPERATORS = (
 DEFAULTS = ("fast", "published")
 """Words for contracts that a family of operators may have; these have one each for every choice but attention's."""
 TIME_FEATURES = {"flip_sin_to_cos": True, "downscale_freq_shift": 0, "scale": 1}
-
-
-@dataclass(frozen=True)
-class Patched:
-    """What is in place in a patched model, as of the moment it was asked."""
-
-    diffusers: str
-    contracts: dict[str, str]
-    backend: str | None
-    sites: tuple[SiteReport, ...]
-    adapters: tuple[str, ...]
-    """Linears that an adapter stands around: their own product is ours, what the adapter adds is its own."""
-
-    @property
-    def hits(self) -> dict[str, int]:
-        return {site.name: site.hits for site in self.sites}
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Sites that have not run."""
-        return tuple(site.name for site in self.sites if not site.hits)
 
 
 def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, backend: str | None = None) -> Patched:
@@ -108,7 +87,7 @@ def patched(model: nn.Module) -> Patched:
     holders: list[Any] = [module for _, module in modules] + [module.processor for _, module in processors]
     sites = [site for holder in holders for site in vars(holder)[SITES].values()]
     return Patched(
-        diffusers=known.version(),
+        library=f"diffusers {known.version()}",
         contracts={site.operator: site.contract for site in sites},
         backend=sites[0].backend,
         sites=tuple(
