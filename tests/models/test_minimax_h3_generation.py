@@ -192,7 +192,7 @@ def test_a_site_that_does_not_run_and_a_model_that_is_not_restored(run, monkeypa
     def unused(model):
         found = report(model)
         sites = [patching.SiteReport(site.name, site.operator, site.contract, 0) for site in found.sites[:1]]
-        return patching.Patched(found.library, found.contracts, found.backend, (*sites, *found.sites[1:]), ())
+        return patching.Patched(found.release, found.contracts, found.backend, (*sites, *found.sites[1:]), ())
 
     monkeypatch.setattr(patching, "unpatch", fault)
     monkeypatch.setattr(patching, "patched", unused)

@@ -86,7 +86,7 @@ def test_every_operator_of_the_forward_is_ours(patched):
     report = samebits.patched(patched)
     assert set(report.hits.values()) == {1} and report.unused == ()
     assert {site.operator for site in report.sites} == set(patching.OPERATORS)
-    assert report.adapters == () and report.library == f"diffusers {known.version()}"
+    assert report.adapters == () and report.release == f"diffusers {known.version()}"
     json.dumps(asdict(report))
 
 

@@ -296,7 +296,7 @@ def _patched(run: _Run) -> None:
     )
     said = f"{found.sites} call sites patched; a sequence has the same bits alone and in a batch"
     broken = ", ".join(check.name for check in found.checks if not check.passed)
-    run.say(found.passed, f"MiniMax-H3 of {found.library}: {f'broken: {broken}' if broken else said}")
+    run.say(found.passed, f"MiniMax-H3 of {found.release}: {f'broken: {broken}' if broken else said}")
 
 
 def _invariance(run: _Run) -> None:

@@ -44,8 +44,8 @@ class SiteReport:
 class Patched:
     """What is in place in a patched model, as of the moment it was asked."""
 
-    library: str
-    """Where the model's class comes from, with its version."""
+    release: str
+    """Of what the model's class comes from: its name and version."""
     contracts: dict[str, str]
     backend: str | None
     sites: tuple[SiteReport, ...]

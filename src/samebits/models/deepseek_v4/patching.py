@@ -101,7 +101,7 @@ def patched(model: nn.Module) -> Patched:
         raise RuntimeError("this model is not patched; samebits.patch it first")
     sites = [site for _, module in modules for site in vars(module)[known.SITES].values()]
     return Patched(
-        library=f"transformers {known.transformers_version()}",
+        release=f"transformers {known.transformers_version()}",
         contracts=dict(sites[0].contracts),
         backend=sites[0].backend,
         sites=tuple(SiteReport(s.name, s.operator, s.contracts[s.operator], s.hits) for s in sites),

@@ -29,7 +29,7 @@ def main() -> int:
     sizes = RELEASED if given.released else {}
     model = subject(given.layout, given.batch, device=given.device, num_layers=given.layers, **sizes)
     found = compare_model(model, given.backend)
-    print(f"{found.sites} call sites, {found.library}: {', '.join(found.operators)}")
+    print(f"{found.sites} call sites, {found.release}: {', '.join(found.operators)}")
     print(f"{found.equal} of {found.elements} outputs have the class's bits; largest distance {found.distance:.3g}")
     print(f"unpatched, {found.peer_varying} outputs have other bits in the batch than alone")
     for check in found.checks:

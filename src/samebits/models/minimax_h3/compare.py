@@ -18,7 +18,7 @@ LIMIT = 0.03
 
 @dataclass(frozen=True)
 class ModelComparison:
-    library: str
+    release: str
     sites: int
     operators: tuple[str, ...]
     distance: float
@@ -53,7 +53,7 @@ def compare_model(given: Subject, backend: str | None = None) -> ModelComparison
     size = max(float(value.abs().max()) for value in theirs)
     distance = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) / size
     return ModelComparison(
-        library=report.library,
+        release=report.release,
         sites=len(report.sites),
         operators=tuple(sorted({site.operator for site in report.sites})),
         distance=distance,

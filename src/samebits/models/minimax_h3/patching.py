@@ -87,7 +87,7 @@ def patched(model: nn.Module) -> Patched:
     holders: list[Any] = [module for _, module in modules] + [module.processor for _, module in processors]
     sites = [site for holder in holders for site in vars(holder)[SITES].values()]
     return Patched(
-        library=f"diffusers {known.version()}",
+        release=f"diffusers {known.version()}",
         contracts={site.operator: site.contract for site in sites},
         backend=sites[0].backend,
         sites=tuple(
