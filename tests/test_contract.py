@@ -64,6 +64,10 @@ def test_the_declaration_stands() -> None:
         (forward(GATE, "y", below="R"), "is no index below an axis"),
         (forward(GATE, "order", optional=False), "derived, so it must be optional"),
         (replace(GATE, forward=replace(GATE.forward, results=(Result("out", ("D",), "x"),))), "neither a dtype nor an input"),
+        (
+            replace(GATE, forward=replace(GATE.forward, results=(Result("out", ("D",), "float32", wide=True),))),
+            "in an input's dtype",
+        ),
         (replace(GATE, through=(("residual", "y"),)), "no result"),
         (replace(GATE, through=(("index", "out"),)), "is no input"),
         (replace(GATE, through=(("gate", "out"),)), "must have the same axes"),

@@ -16,7 +16,7 @@ _HOMES = {
     "policy": "samebits.dispatch",
     "force_plan": "samebits.dispatch",
     "UnsupportedError": "samebits.dispatch",
-    "explain": "samebits.operator",
+    "explain": "samebits.explaining",
     "segments": "samebits.segmentation",
     "Segments": "samebits.segmentation",
     "adaln_indices": "samebits.ops.adaln_row_gather.indices",

@@ -53,6 +53,7 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     """
     spec = op.spec
     count = len(spec.forward.inputs)
+    settings = count + len(spec.scalars) + 2  # contract and backend, which both directions share
     inputs = [arg.name for arg in spec.forward.inputs]
     outputs = [result.name for result in spec.forward.results]
     place = {name: at for at, name in enumerate((*inputs, *outputs))}
@@ -64,13 +65,14 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     hidden = [at for at, result in enumerate(spec.forward.results) if result.hidden]
     leaves = [inputs.index(result.name.removeprefix("grad_")) for result in spec.backward.results]
     typical = next((at for at, r in zip(leaves, spec.backward.results, strict=True) if r.dtype == "grad"), None)
+    wide = [(names.index(f"grad_{r.name}"), inputs.index(r.dtype)) for r in spec.forward.results if r.wide]
     through = [(inputs.index(name), outputs.index(result)) for name, result in spec.through]
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         results = op.below_autograd(False, *args)
         known = (*args[:count], *results)
         ctx.save_for_backward(*[known[place[name]] for name in kept])
-        ctx.rest = args[count:]
+        ctx.rest = args[count:settings]
         ctx.grad_dtype = "float32" if typical is None else dtype_name(args[typical].dtype)
         ctx.results = [(result.shape, result.dtype) for result in results]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in args[:count]]
@@ -93,6 +95,9 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
                 like = next(tensor for tensor in saved if tensor is not None)
                 shape, dtype = ctx.results[above]
                 tensors[at] = like.new_zeros(shape, dtype=dtype)
+        for at, leaf in wide:
+            given = tensors[at]
+            tensors[at] = None if given is None else given.to(ctx.dtypes[leaf])
         needed = ctx.needs_input_grad
         mask = [needed[leaf] for leaf in leaves]
         results = op.below_autograd(True, *tensors, *ctx.rest, ctx.grad_dtype, mask)

@@ -57,6 +57,8 @@ class Request(NamedTuple):
     grad_dtype: str
     mask: Sequence[bool] | None
     """Which results are wanted; None: all."""
+    out_dtype: str | None = None
+    """What wide results are asked for in; None: as declared."""
 
 
 def check(spec: OpSpec, request: Request) -> Shapes:
@@ -147,6 +149,13 @@ def check(spec: OpSpec, request: Request) -> Shapes:
     if request.backward and request.grad_dtype not in possible:
         accepted = " or ".join(f"torch.{name}" for name in possible)
         raise TypeError(f"{title}: grad_dtype must be {accepted} for these inputs, not torch.{request.grad_dtype}")
+    if request.out_dtype is not None:
+        own = {dtype_name(dtypes[result.dtype]) for result in direction.wide}
+        if not own:
+            raise TypeError(f"{title}: unknown argument 'out_dtype'")
+        if request.out_dtype not in own | {"float32"}:
+            accepted = " or ".join(f"torch.{name}" for name in ("float32", *sorted(own)))
+            raise TypeError(f"{title}: out_dtype must be {accepted} for these inputs, not torch.{request.out_dtype}")
     assert lead is not None
     return Shapes(lead, spec.complete(sizes))
 

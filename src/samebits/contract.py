@@ -62,6 +62,9 @@ class Result:
     doc: str = ""
     hidden: bool = False
     """Saved for backward, not returned by the public function."""
+    wide: bool = False
+    """Of a forward, where ``dtype`` names an input: ``out_dtype=torch.float32`` asks for it without its last rounding. Its
+    upstream gradient is then rounded once to the dtype of that input, as the gradient of a cast would be."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Pass:
 
     def result(self, name: str) -> Result:
         return next(result for result in self.results if result.name == name)
+
+    @property
+    def wide(self) -> tuple[Result, ...]:
+        """The results whose dtype ``out_dtype`` may widen."""
+        return tuple(result for result in self.results if result.wide)
 
     def kin(self, name: str) -> tuple[str, ...]:
         """The inputs that must have the dtype of this one, itself among them."""
@@ -300,6 +308,11 @@ def validate(spec: OpSpec) -> None:
         for result in direction.results:
             known = result.dtype in ("grad", "float32", "bfloat16", "float16") or result.dtype in {a.name for a in seen}
             need(known, f"{result.name!r} has dtype {result.dtype!r}, which is neither a dtype nor an input")
+            open_to_callers = direction is spec.forward and result.dtype in {a.name for a in seen}
+            need(
+                not result.wide or open_to_callers,
+                f"{result.name!r} is wide, so it must be of a forward, in an input's dtype",
+            )
         need(any(a.rows and not a.optional for a in direction.inputs), "a pass needs a row input that is always given")
     for arg in spec.beside():
         need(arg.optional, f"backward input {arg.name!r} comes from nowhere, so it must be optional")

@@ -51,6 +51,8 @@ class Call:
     """Results to compute, by name."""
     grad_dtype: str
     device: DeviceInfo
+    out_dtype: str | None = None
+    """What the caller asked the wide results of a forward to be; None: as declared."""
 
     def size(self, axis: str) -> int:
         return dict(self.sizes)[axis]

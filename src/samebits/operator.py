@@ -120,12 +120,19 @@ class Operator:
     # --- public entry points --------------------------------------------------------------------------------------
 
     def forward(
-        self, *tensors: Tensor | None, contract: str | None = None, backend: str | None = None, **scalars: float
+        self,
+        *tensors: Tensor | None,
+        contract: str | None = None,
+        backend: str | None = None,
+        out_dtype: torch.dtype | None = None,
+        **scalars: float,
     ) -> tuple[Tensor, ...]:
         """All results, saved ones included, through the torch op (differentiable, compilable)."""
         self._need_tensors(self.spec.forward.inputs, tensors)
         name = self.spec.contract(contract).name
         arguments = (*tensors, *self._scalar_values(scalars), name, backend)
+        if out_dtype is not None:
+            arguments += (dtype_name(out_dtype),)
         if torch.compiler.is_compiling() or not unwatched(tensors):
             return as_tuple(self._forward_op(*arguments))
         refuse_tangents(self.name, tensors)
@@ -185,16 +192,17 @@ class Operator:
         backend: str | None,
         grad_dtype: str = "float32",
         mask: Sequence[bool] | None = None,
+        out_dtype: str | None = None,
     ) -> Prepared:
         """Check a call and decide how it runs, without running it. Raises as :func:`check` and ``dispatch.choose`` do."""
-        return self._prepared(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask))
+        return self._prepared(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask, out_dtype))
 
     def _prepared(self, request: Request) -> Prepared:
         return Prepared(self._decision(request), self.spec.direction(request.backward).inputs, tuple(request.tensors))
 
     def _decision(self, request: Request) -> Decision:
-        backward, tensors, scalars, contract, backend, grad_dtype, mask = request
-        key: list[Any] = [backward, contract, backend, grad_dtype, None if mask is None else tuple(mask)]
+        backward, tensors, scalars, contract, backend, grad_dtype, mask, out_dtype = request
+        key: list[Any] = [backward, contract, backend, grad_dtype, out_dtype, None if mask is None else tuple(mask)]
         key += dispatch.forced_plan(), *scalars
         for t in tensors:
             if t is None:
@@ -230,6 +238,7 @@ class Operator:
             wanted=wanted,
             grad_dtype=request.grad_dtype,
             device=info,
+            out_dtype=request.out_dtype,
         )
         names = [request.backend] if request.backend is not None else [b.name for b in self.spec.backends]
         installed = {name: devices.missing(name) for name in names}
@@ -324,8 +333,9 @@ class Operator:
         count = len(self.spec.direction(backward).inputs)
         end = count + len(self.spec.scalars)
         contract, backend, *rest = args[end:]
-        grad_dtype, mask = rest if backward else ("float32", None)
-        return Request(backward, args[:count], args[count:end], contract, backend, grad_dtype, mask)
+        if backward:
+            return Request(backward, args[:count], args[count:end], contract, backend, *rest)
+        return Request(backward, args[:count], args[count:end], contract, backend, "float32", None, *rest)
 
     def _autograd_kernel(self, *args: Any) -> Any:
         tensors = args[: len(self.spec.forward.inputs)]
@@ -384,7 +394,8 @@ def announce(name: str, notices: Iterable[tuple[tuple[str, ...], str]], told: se
 def explain(operator: str, *tensors: Tensor | None, backward: bool = False, **options: Any) -> Prepared:
     """Which backend and launch plan a call would take, why, and which inputs it would copy. Runs nothing.
 
-    ``options``: ``contract``, ``backend``, the operator's scalars, and for the backward ``grad_dtype`` and ``wanted``.
+    ``options``: ``contract``, ``backend``, the operator's scalars, ``out_dtype`` of a forward that has it, and ``grad_dtype``
+    and ``wanted`` of a backward.
     """
     from samebits import registry
 
@@ -393,8 +404,10 @@ def explain(operator: str, *tensors: Tensor | None, backward: bool = False, **op
     backend = options.pop("backend", None)
     grad_dtype = dtype_name(options.pop("grad_dtype", torch.float32))
     wanted = options.pop("wanted", None)
+    out_dtype = options.pop("out_dtype", None)
     op._need_tensors(op.spec.direction(backward).inputs, tensors)
-    return op.prepare(backward, tensors, op._scalar_values(options), contract, backend, grad_dtype, wanted)
+    out = None if out_dtype is None else dtype_name(out_dtype)
+    return op.prepare(backward, tensors, op._scalar_values(options), contract, backend, grad_dtype, wanted, out)
 
 
 def schema(spec: OpSpec, backward: bool) -> str:
@@ -405,6 +418,8 @@ def schema(spec: OpSpec, backward: bool) -> str:
     parts += ["str contract", "str? backend"]
     if backward:
         parts += ["str grad_dtype", "bool[] wanted"]
+    elif direction.wide:
+        parts += ["str? out_dtype=None"]
     count = len(direction.results)
     returns = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
     return f"({', '.join(parts)}) -> {returns}"
@@ -413,6 +428,8 @@ def schema(spec: OpSpec, backward: bool) -> str:
 def _result_dtype(result: Result, direction: Pass, request: Request) -> torch.dtype:
     if result.dtype == "grad":
         return DTYPES[request.grad_dtype]
+    if result.wide and request.out_dtype is not None:
+        return DTYPES[request.out_dtype]
     for arg, tensor in zip(direction.inputs, request.tensors, strict=True):
         if arg.name == result.dtype and tensor is not None:
             return tensor.dtype

@@ -11,7 +11,7 @@ import pytest
 import typer
 from audit import planted
 
-from samebits import environment, registry
+from samebits import catalogue, environment, registry
 from samebits.audit import compile as compiling
 from samebits.audit import listing, lock
 from samebits.audit.build import Build
@@ -47,7 +47,7 @@ def test_foreign_files_end_to_end(plant: Plant, tmp_path: Path, capsys: pytest.C
         {"target": "no_such_operator_or_file"},
         {"write_lock": True, "check_lock": True},
         {"write_lock": True, "arch": ["sm_80"]},
-        {"write_lock": True, "target": "h_aggregate"},
+        {"write_lock": True, "target": "."},
         {"everything": True},
         {"allow": ["fma"]},
         {"arch": ["hopper"]},
@@ -91,7 +91,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
 
     monkeypatch.setattr(nvrtc, "compile_kernel", compiled)
     monkeypatch.setattr(nvrtc, "source_text", lambda kernel: state.text)
-    monkeypatch.setattr(registry, "names", lambda: ("h_aggregate",))
+    monkeypatch.setattr(catalogue, "names", lambda: ("h_aggregate",))
     monkeypatch.setattr(registry, "operator", lambda name: SimpleNamespace(spec=spec, backend=backend))
     monkeypatch.setattr(environment, "checkout", lambda: tmp_path)
     forget()
@@ -157,6 +157,46 @@ def test_only_what_changed_is_compiled_for_the_lock(ours: SimpleNamespace, tmp_p
     forget()
     assert exit_code(write_lock=True) == 0
     assert path.read_text() == first, "an entry that no build has any more is gone"
+
+
+def test_the_lock_of_one_operator(
+    ours: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changed and stale entries are renewed, those of others stay as they are, whatever their sources are by now."""
+    path = tmp_path / "tests" / "golden" / "audit.lock.json"
+    with pytest.raises(UserError, match="no lock"):
+        audit("h_aggregate", write_lock=True)
+    assert exit_code(write_lock=True) == 0
+    whole = path.read_text()
+    entry = '"mhc_post/cuda/other sm_80": {"fingerprint": "of older code", "opcodes": "FADD:1"},\n'
+    path.write_text(whole.replace('"kernels": {\n', '"kernels": {\n' + entry))
+    ours.text = planted.CLEAN.replace("+ 1.0f /", "+ 3.0f * a[n] + 1.0f /")
+    ours.builds["triton"] = (OTHER,)
+    forget()
+    capsys.readouterr()
+    assert exit_code("h_aggregate", write_lock=True) == 0
+    assert "6 entries written, 1 kept" in " ".join(capsys.readouterr().out.split())
+    recorded = json.loads(path.read_text())["kernels"]
+    assert len(recorded) == 7
+    assert json.dumps(recorded["mhc_post/cuda/other sm_80"]) == entry.partition(": ")[2].strip(",\n")
+    monkeypatch.setattr(lock, "compilers", lambda: {"nvrtc": "99.0.1", "triton": "3.6.0"})
+    with pytest.raises(UserError, match="write the whole lock"):
+        audit("h_aggregate", write_lock=True)
+
+
+def test_a_build_is_compiled_where_it_is_launched(ours: SimpleNamespace, tmp_path: Path) -> None:
+    hopper = Build(BUILD.kernel, ("ascending",), (90,))
+    ours.builds = {"cuda": (hopper,), "triton": (OTHER,)}
+    assert exit_code(write_lock=True) == 0
+    assert ours.compiled == ["clean sm_90a", "clean[X=1] sm_80", "clean[X=1] sm_90a", "clean[X=1] sm_100"]
+    path = tmp_path / "tests" / "golden" / "audit.lock.json"
+    assert lock.check_inputs(path, listing.everything(), compiling.ARCHES).status == "same"
+    assert exit_code("h_aggregate", check_lock=True) == 0
+    ours.builds["triton"] = (OTHER, Build(BUILD.kernel, ("tree256",), (80,)))
+    forget()
+    (both,) = (j for j in listing.everything() if isinstance(j, listing.Job) and j.build.kernel == BUILD.kernel)
+    assert both.build.arches == (80, 90)
+    assert exit_code("h_aggregate", check_lock=True) == 1, "the lock lacks one of the two"
 
 
 def test_code_with_findings_is_not_recorded(

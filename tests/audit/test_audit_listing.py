@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from audit.planted_triton import scale_add
 
-from samebits import registry
+from samebits import catalogue, registry
 from samebits.audit import listing
 from samebits.audit.build import Build
 from samebits.audit.listing import Job
@@ -34,6 +34,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
     monkeypatch.setattr(registry, "names", lambda: tuple(found))
     monkeypatch.setattr(registry, "operator", operator)
     monkeypatch.setattr(registry, "spec", spec)
+    monkeypatch.setattr(catalogue, "of_sequences", lambda: ())
     listing.everything.cache_clear()
     yield found
     listing.everything.cache_clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from samebits import cli, environment, registry
+from samebits import catalogue, cli, environment, registry
 
 SOURCE = Path(cli.__file__).parents[2]
 
@@ -43,9 +43,9 @@ def test_list_imports_no_torch_and_is_fast():
     fastest = min(float(run.stderr.split()[0]) for run in runs)
     assert fastest < 1.0  # processor time, so that a busy machine does not matter; about 0.3 s
     listed = json.loads(runs[0].stdout)
-    declared = [(name, c.name) for name in registry.names() for c in registry.spec(name).contracts]
+    declared = [(name, c.name) for name in catalogue.names() for c in catalogue.declared(name).contracts]
     assert [(entry["operator"], entry["contract"]) for entry in listed] == declared
-    assert sum(entry["default"] for entry in listed) == len(registry.names())
+    assert sum(entry["default"] for entry in listed) == len(catalogue.names())
 
 
 def test_list_shows_where_proven(monkeypatch):

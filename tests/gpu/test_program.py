@@ -13,7 +13,7 @@ import gpu_record
 import pytest
 import torch
 
-from samebits import environment, registry
+from samebits import catalogue, environment, registry
 from samebits.bench import exercise
 from samebits.gpu import __main__ as program
 from samebits.gpu import jobs, ledger, parts, plan, tested
@@ -30,7 +30,9 @@ def _job(name: str, code: str, part: str = "tests", least: float = 1, most: floa
 def _setup(tmp_path: Path, entries=(), **changes) -> plan.Setup:
     book = ledger.Ledger(tmp_path / "gpu.json")
     book.record(entries)
-    return plan.Setup(ROOT, tmp_path, book, **{"ops": registry.names(), "chosen": False, "everything": False} | changes)
+    return plan.Setup(
+        ROOT, tmp_path, book, **{"ops": catalogue.names(), "chosen": False, "everything": False} | changes
+    )
 
 
 def _entry(key: str, fingerprint: str) -> ledger.Entry:
@@ -43,16 +45,16 @@ def test_plan_covers_everything(tmp_path: Path, monkeypatch):
     found = [job for group in groups for job in group]
     assert {job.part for job in found} == set(plan.PARTS)
     benches = {job.name for job in found if job.part == "bench"}
-    assert benches > {"bench/deepseek_v4", "bench/minimax_h3", *(f"bench/{name}" for name in registry.names())}
+    assert benches > {"bench/deepseek_v4", "bench/minimax_h3", *(f"bench/{name}" for name in catalogue.names())}
     assert benches > {"bench/h_aggregate/D=7168", "bench/rmsnorm_residual/D=128", "bench/rmsnorm_residual/D=7168"}
     watched = next(group for group in groups if group[0].part == "sanitizer")
     assert len(watched) == 3 * plan.WATCHERS
     for tool in plan.SANITIZERS:
         seen = [op for job in watched if tool in job.command for op in job.command[-1].split(",")]
-        assert sorted(seen) == sorted(registry.names())
+        assert sorted(seen) == sorted(catalogue.names())
     for part in ("golden", "check"):
         (job,) = (job for job in found if job.name == part)
-        assert set(job.command[-1].split(",")) == set(registry.names())
+        assert set(job.command[-1].split(",")) == set(catalogue.names())
     assert all(sys.executable in job.command for job in found)
     assert all(len({job.name for job in group}) == len(group) for group in groups)
 
@@ -125,6 +127,20 @@ def test_test_functions_have_fingerprints_of_their_own():
     assert tested.operator_of(ROOT / "tests/exact/test_fma.py") is None
 
 
+def test_operators_of_sequences_are_taken(tmp_path: Path):
+    """Their own sources are their fingerprint, their tests are theirs, and every part has them but what needs rows."""
+    path = ROOT / "tests" / "sequence_ops" / "test_attention.py"
+    assert tested.operator_of(path) == "attention"
+    one = tested.fingerprint(ROOT, "tests/sequence_ops/test_attention.py::test_the_bits_of_the_library")
+    assert one == ledger.digest((ledger.of_operator("attention"), path.read_text()))
+    sources = {place.name for place in ledger.sources_of("attention")}
+    assert sources > {"attention_forward.cu", "reference.py", "wgmma.cuh", "tensor_map.py", "operator.py"}
+    assert "spec.py" in {p.name for p in ledger.sources_of("attention") if p.parent.name == "attention"}
+    found = [job for group in plan.plan(_setup(tmp_path, ops=("attention",), chosen=True)) for job in group]
+    assert {job.part for job in found} == {"tests", "golden", "check", "bench", "sanitizer"}
+    assert sum(job.part == "bench" for job in found) == 1
+
+
 SUITE = """
 import pytest
 
@@ -189,7 +205,7 @@ def test_what_a_stopped_run_noted_is_merged(tmp_path: Path, capsys):
     assert ledger.Ledger(setup.book.path).has("check/h_aggregate", ledger.of_operator("h_aggregate"))
     left = json.loads((tmp_path / "summary.json").read_text())["left"]
     assert next(line for line in left if line.startswith("check:")).split(": ")[1].split(", ") == [
-        name for name in registry.names() if name != "h_aggregate"
+        name for name in catalogue.names() if name != "h_aggregate"
     ]
     with tarfile.open(tmp_path / program.RECORDS) as archive:
         assert "tests/golden/portable.json" in archive.getnames()

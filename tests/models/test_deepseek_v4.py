@@ -13,8 +13,9 @@ import torch
 import samebits
 from samebits.models.deepseek_v4 import classes, compare_layer, known, patching, subject, to_bfloat16
 from samebits.models.deepseek_v4.compare import compare
-from samebits.models.deepseek_v4.patching import SITES
+from samebits.models.deepseek_v4.patching import CONNECTIONS
 from samebits.models.deepseek_v4.sites import Options, call_sites
+from samebits.models.sites import SITES
 
 HERE = (known.LAYER, known.HYPER_CONNECTION, known.HYPER_HEAD, known.RMSNORM)
 TWO_LAYERS = subject.SMALL | {
@@ -194,7 +195,7 @@ def test_only_this_model_changes(patched):
 def test_names_of_classes_stay_and_so_does_isinstance(patched):
     """What looks for classes by name (FSDP, device maps) or by type (captured outputs) still finds them."""
     for member in patched.model.modules():
-        if known.SITES in vars(member):
+        if SITES in vars(member):
             name = type(member).__name__
             assert name in HERE and isinstance(member, getattr(known.modeling(), name))
 
@@ -475,7 +476,7 @@ def test_sites_cover_both_halves_of_every_layer():
     names = [site.name for site in call_sites(made.model)]
     assert len(names) == len(set(names))
     for layer in ("layers.0", "layers.1"):
-        for pair in SITES:
+        for pair in CONNECTIONS:
             assert {f"{layer}.{name}" for name in pair} <= set(names)
     assert next(s for s in call_sites(made.model) if s.name == "layers.0.ffn_post").outputs == (
         "layers.1.attn_hc.streams",

@@ -280,7 +280,7 @@ def test_the_command(tmp_path, monkeypatch):
     result = _invoke(*small, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "What must hold" in result.stdout and "Sealed digests" not in result.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "sealed.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "sealed.json", "figures"}
     result = _invoke(*small, "--seed", "1", "--sealed", str(tmp_path / "sealed.json"))
     assert result.exit_code == 1 and "request.seed" in result.stdout
 

@@ -311,7 +311,7 @@ def test_the_command(tmp_path, monkeypatch):
     result = _invoke("--width", "16", "--blocks", "1", "--out", str(tmp_path), "--json", str(tmp_path / "mine.json"))
     assert result.exit_code == 0, result.output
     assert "What must hold" in result.stdout and "transformer_blocks.1" not in result.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "mine.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "mine.json", "figures"}
     honest = samebits.swiglu
     monkeypatch.setattr(samebits, "swiglu", lambda x, **options: honest(x, **options) * 2)
     result = _invoke("--width", "16", "--blocks", "1")

@@ -560,7 +560,7 @@ def test_the_command(tmp_path, monkeypatch):
     result = call(*SMALL, "--backward", "--out", tmp_path / "out", "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
     assert "What must hold" in result.stdout and "Gradients, T = 2, S = 5" in result.stdout
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"replay.json", "index.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"replay.json", "index.html", "figures"}
     recorded = json.loads((tmp_path / "r.json").read_text())
     assert recorded == json.loads((tmp_path / "out" / "replay.json").read_text())
     assert "hidden_size 32" in recorded["geometry"]

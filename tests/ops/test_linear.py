@@ -133,6 +133,34 @@ def test_a_narrow_gradient_is_the_fp32_one_rounded_once() -> None:
         assert wide is not None and _same(wide.bfloat16(), narrow)
 
 
+def test_fp32_is_y_before_its_last_rounding() -> None:
+    given = _drawn(19, 24, 40)
+    x, weight, bias = given["x"], given["weight"], given["bias"]
+    wide = linear(x, weight, bias, out_dtype=torch.float32)
+    exact = torch.stack([tensor_core.chain(row[None], weight)[0] for row in x]) + bias.float()
+    assert _same(wide, exact) and _same(wide.bfloat16(), linear(x, weight, bias))
+    assert not torch.equal(wide, wide.bfloat16().float())
+    assert _same(linear(x, weight, bias, out_dtype=torch.bfloat16), wide.bfloat16())
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_gradients_of_fp32_are_those_of_a_cast(how: str) -> None:
+    """The upstream gradient is rounded once to the dtype of x."""
+    given = _drawn(19, 24, 40)
+    leaves = [given[name].requires_grad_() for name in ("x", "weight", "bias")]
+    grad = torch.randn(19, 24, generator=torch.Generator().manual_seed(1))
+
+    def unrounded(*leaves: Tensor) -> Tensor:
+        return linear(*leaves, out_dtype=torch.float32)
+
+    if how == "compiled":
+        unrounded = torch.compile(unrounded, backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(unrounded(*leaves), leaves, grad)
+    want = torch.autograd.grad(linear(*leaves), leaves, grad.bfloat16())
+    assert all(map(_same, got, want))
+    assert not _same(got[0], torch.autograd.grad(linear(*leaves), leaves, (2 * grad).bfloat16())[0])
+
+
 # --- edges ------------------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +195,9 @@ def test_what_is_refused() -> None:
         linear(x[:, :0], weight[:, :0])
     with pytest.raises(TypeError, match=r"weight must be a torch\.Tensor"):
         linear(x, None)
+    for wrong in (torch.float16, torch.float64):
+        with pytest.raises(TypeError, match=r"out_dtype must be torch\.float32 or torch\.bfloat16 for these inputs"):
+            linear(x, weight, out_dtype=wrong)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -328,10 +359,12 @@ def test_every_plan_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
     ):
         given = {name: value.cuda() for name, value in _drawn(rows, outputs, size, dtype).items()}
         starts = torch.randn(outputs, size, device="cuda"), torch.randn(outputs, device="cuda")
-        y, grads = _y(given, backend="reference"), _gradients(given, *starts, backend="reference")
+        wide = _y(given, backend="reference", out_dtype=torch.float32)
+        y, grads = wide.to(dtype), _gradients(given, *starts, backend="reference")
         for index in _indices("linear", given["x"], given["weight"], given["bias"]):
             with dispatch.force_plan(index):
                 assert _same(y, _y(given, backend="cuda")), (rows, outputs, size, index)
+                assert _same(wide, _y(given, backend="cuda", out_dtype=torch.float32)), (rows, outputs, size, index)
                 assert all(map(_same, grads, _gradients(given, *starts, backend="cuda"))), (rows, outputs, size, index)
 
 

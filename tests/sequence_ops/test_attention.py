@@ -236,19 +236,25 @@ def test_the_bits_of_a_cpu_are_as_recorded(contract: str) -> None:
     assert digest == DIGESTS[contract]
 
 
+def chosen(asked: str | None, *tensors: Tensor, backward: bool = False) -> op.Decision:
+    """What the monkeypatched device would run."""
+    problem = op.check("attention", *tensors, None, None, 1.0, "cudnn")
+    return op._decide(problem, contracts.CUDNN, backward, False, asked, tensors, ())
+
+
 def test_a_slower_backend_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda")
+    tensors = inputs(65, 65)
     monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 75))
     monkeypatch.setattr(op, "_told", set())
     with pytest.warns(UserWarning, match=r"slower backend 'reference': backend 'triton' needs compute capability 8\.0"):
-        assert op.choose(gpu, None, "no reason") == "reference"
+        assert chosen(None, *tensors).choice.backend == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert op.choose(gpu, None, "no reason") == "reference", "said once"
+        assert chosen(None, *tensors).choice.backend == "reference", "said once"
     with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
-        op.choose(gpu, None, "no reason")
+        chosen(None, *tensors)
     with pytest.raises(UnsupportedError, match=r"this GPU has 7\.5"):
-        op.choose(gpu, "triton", None)
+        chosen("triton", *tensors)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -461,21 +467,18 @@ def test_every_launch_of_the_cuda_kernels_fits_into_a_multiprocessor() -> None:
 
 def test_what_the_copy_engine_can_read() -> None:
     """The CUDA kernel refuses the rest, in words, before a launch."""
-    from samebits.sequence_ops.attention.hopper import unsuited
+    from samebits.sequence_ops.attention.hopper import unreadable, unsuited
 
     q, k, v = inputs(4, 6, batch=2)
     assert unsuited(90, False, q, k, v) is None
-    assert unsuited(90, False, q[:1].expand(1, -1, -1, -1), k, v) is None, (
-        "an axis of one element has no stride that counts"
-    )
     assert "9.0" in unsuited(100, False, q, k, v)
     assert "documents" in unsuited(90, True, q, k, v)
     assert "nothing" in unsuited(90, False, q, k[:, :0], v[:, :0])
-    assert "multiples of 16 bytes" in unsuited(
-        90, False, torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), k, v
-    )
-    assert "multiples of 16 bytes" in unsuited(90, False, q, torch.empty(2, 6, 1, 68, dtype=q.dtype)[..., :64], v)
-    assert "expanded" in unsuited(90, False, q, k, v[:1].expand(2, -1, -1, -1))
+    assert unreadable(q, k, v) is None
+    assert unreadable(q[:1].expand(1, -1, -1, -1), k, v) is None, "an axis of one element has no stride that counts"
+    assert "multiples of 16 bytes" in unreadable(torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), k, v)
+    assert "multiples of 16 bytes" in unreadable(q, torch.empty(2, 6, 1, 68, dtype=q.dtype)[..., :64], v)
+    assert "expanded" in unreadable(q, k, v[:1].expand(2, -1, -1, -1))
 
 
 def test_boxes_hold_the_rows_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,20 +545,37 @@ def test_which_kernel_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op.devices, "missing", lambda backend: None)
     monkeypatch.setattr(op, "_told", set())
 
-    def chosen(asked: str | None, *tensors: Tensor) -> str:
-        problem = op.check("attention", *tensors, None, None, 1.0, "cudnn")
-        return op._choose(problem, asked, *tensors)
+    def backend(asked: str | None, *tensors: Tensor) -> str:
+        return chosen(asked, *tensors).choice.backend
 
     many, few = inputs(65, 65), inputs(64, 65)
-    assert chosen(None, *many) == chosen("cuda", *many) == chosen("cuda", *few) == "cuda"
-    assert chosen(None, *few) == chosen("triton", *many) == "triton"
+    assert backend(None, *many) == backend("cuda", *many) == backend("cuda", *few) == "cuda"
+    assert backend(None, *few) == backend("triton", *many) == "triton"
     odd = (many[0], *(torch.empty(1, 65, 1, 68, dtype=t.dtype)[..., :64] for t in many[1:]))
     with pytest.warns(UserWarning, match="slower backend 'triton': the copy engine"):
-        assert chosen(None, *odd) == "triton"
+        assert backend(None, *odd) == "triton"
     with pytest.raises(UnsupportedError, match="do not take this call: the copy engine"):
-        chosen("cuda", *odd)
+        backend("cuda", *odd)
     with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
-        chosen(None, *odd)
+        backend(None, *odd)
+    with samebits.policy("strict"):
+        assert backend(None, *few) == "triton", "as a matter of course"
+
+
+def test_every_forced_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what an observer and ``explain`` see: the sizes, the contract, who was passed over."""
+    monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 90))
+    monkeypatch.setattr(op.devices, "missing", lambda backend: None)
+    for backend, backward, count in (("cuda", False, 1), ("cuda", True, 2), ("triton", False, 2), ("triton", True, 3)):
+        found = []
+        for index in range(count + 1):
+            with samebits.force_plan(index):
+                found.append(chosen(backend, *inputs(65, 70, 4, 2), backward=backward))
+        assert len({decision.choice.plan for decision in found}) == count
+        assert found[0].choice.plan == found[-1].choice.plan
+        assert dict(found[0].call.sizes) == {"B": 1, "S_q": 65, "S_k": 70, "H": 4, "H_kv": 2, "D": 64}
+    small = chosen(None, *inputs(3, 70))
+    assert "up to 64 queries" in small.choice.rejected[0]
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

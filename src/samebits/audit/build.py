@@ -8,7 +8,7 @@ from typing import Literal
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.triton_build import TritonKernel
 
-_OPS = "samebits.ops."
+_HOMES = ("samebits.ops.", "samebits.sequence_ops.")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class Build:
 
     kernel: CudaKernel | TritonKernel
     contracts: tuple[str, ...]
+    arches: tuple[int, ...] = ()
+    """Where it is launched, as compute capabilities times ten; none named: everywhere."""
+
+    def launched_on(self, arch: int) -> bool:
+        return not self.arches or arch in self.arches
 
     @property
     def backend(self) -> Literal["cuda", "triton"]:
@@ -32,7 +37,8 @@ class Build:
         if isinstance(self.kernel, CudaKernel):
             return self.kernel.op
         module: str = self.kernel.function.__module__
-        return module.removeprefix(_OPS).partition(".")[0] if module.startswith(_OPS) else module
+        home = next((home for home in _HOMES if module.startswith(home)), None)
+        return module if home is None else module.removeprefix(home).partition(".")[0]
 
     @property
     def entry(self) -> str:

@@ -7,11 +7,11 @@ keep the contracts of all that launch it, so its limits are read from the declar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from samebits.audit.build import Build
-from samebits.audit.compile import arch_name
+from samebits.audit.compile import arch_name, capability
 from samebits.audit.limits import Limits, of_contracts
 
 Served = set[tuple[str, str]]
@@ -58,7 +58,7 @@ def everything() -> tuple[Job | Unlisted, ...]:
 
     ValueError, which says what to install: a compiler is missing.
     """
-    from samebits import registry
+    from samebits import catalogue
     from samebits.runtime import device
 
     for compiler in ("cuda", "triton"):
@@ -66,8 +66,8 @@ def everything() -> tuple[Job | Unlisted, ...]:
             raise ValueError(why)
     owned: Owned = {}
     failed: list[Unlisted] = []
-    for lister in registry.names():
-        for backend in registry.spec(lister).backends:
+    for lister in catalogue.names():
+        for backend in catalogue.declared(lister).backends:
             if backend.name != "reference":
                 failed += _collect(lister, backend.name, owned)
     jobs: list[Job | Unlisted] = [*failed]
@@ -85,10 +85,17 @@ def everything() -> tuple[Job | Unlisted, ...]:
 
 def jobs_of(ops: Iterable[str] | None = None) -> tuple[Job | Unlisted, ...]:
     """The kernels in the folders of these operators (None: all), and what of theirs cannot be listed. ValueError: unknown."""
-    from samebits import registry
+    from samebits import catalogue
 
-    chosen = None if ops is None else {registry.spec(op).name for op in ops}
+    chosen = None if ops is None else {catalogue.declared(op).name for op in ops}
     return tuple(job for job in everything() if chosen is None or job.op in chosen)
+
+
+def work(listed: Iterable[Job | Unlisted], arches: Sequence[str]) -> list[tuple[Job, str]]:
+    """What is compiled of ``listed`` for these architectures: each build for those where it is launched."""
+    names = [(capability(arch), arch) for arch in arches]
+    jobs = (job for job in listed if isinstance(job, Job))
+    return [(job, arch) for job in jobs for number, arch in names if job.build.launched_on(number)]
 
 
 def lenders(op: str) -> tuple[str, ...]:
@@ -101,11 +108,11 @@ def _serves(job: Job, op: str) -> bool:
 
 
 def _collect(lister: str, backend: str, owned: Owned) -> list[Unlisted]:
-    from samebits import registry
+    from samebits import catalogue
 
     whole = "(all kernels)"
     try:
-        builds: tuple[Build, ...] = registry.operator(lister).backend(backend).builds()
+        builds = catalogue.builds(lister, backend)
     except (ImportError, AttributeError) as error:
         return [Unlisted(lister, backend, whole, f"cannot list its kernels: {error}")]
     if not builds:
@@ -113,7 +120,7 @@ def _collect(lister: str, backend: str, owned: Owned) -> list[Unlisted]:
     failed: list[Unlisted] = []
     seen: set[tuple[str, str]] = set()
     for build in builds:
-        if build.owner not in registry.names():
+        if build.owner not in catalogue.names():
             failed.append(
                 Unlisted(lister, backend, build.label, f"its source is in no operator's folder: {build.owner}")
             )
@@ -123,14 +130,21 @@ def _collect(lister: str, backend: str, owned: Owned) -> list[Unlisted]:
             continue
         seen.add((build.owner, build.label))
         known = owned.setdefault((build.owner, build.backend), {})
-        known.setdefault(build.kernel, (build, set()))[1].update((lister, name) for name in build.contracts)
+        before, served = known.setdefault(build.kernel, (build, set()))
+        served.update((lister, name) for name in build.contracts)
+        known[build.kernel] = (replace(before, arches=_either(before, build)), served)
     return failed
 
 
-def _limits(served: Served) -> Limits:
-    from samebits import registry
+def _either(one: Build, other: Build) -> tuple[int, ...]:
+    """Where one of the two is launched."""
+    return tuple(sorted({*one.arches, *other.arches})) if one.arches and other.arches else ()
 
-    return of_contracts(registry.spec(op).contract(name) for op, name in sorted(served))
+
+def _limits(served: Served) -> Limits:
+    from samebits import catalogue
+
+    return of_contracts(catalogue.declared(op).contract(name) for op, name in sorted(served))
 
 
 def _names(owner: str, served: Served) -> tuple[str, ...]:

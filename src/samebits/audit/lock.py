@@ -16,7 +16,7 @@ from samebits.audit.code import AuditError
 from samebits.audit.compile import capability
 from samebits.audit.compilers import compilers
 from samebits.audit.fingerprint import fingerprint
-from samebits.audit.listing import Job, Unlisted
+from samebits.audit.listing import Job, Unlisted, work
 from samebits.audit.run import Report, Result
 
 FORMAT = 2
@@ -57,14 +57,22 @@ def write(path: Path, result: Result, kept: Mapping[str, Entry] | None = None) -
     return refused
 
 
-def unchanged(path: Path, work: Iterable[tuple[Job, str]]) -> dict[str, Entry]:
+def unchanged(path: Path, todo: Iterable[tuple[Job, str]]) -> dict[str, Entry]:
     """The entries that would come out the same, because exactly this was compiled for them; none without a lock."""
     try:
         recorded = _load(path)["kernels"]
     except ValueError:
         return {}
-    keys = ((job.key(arch), _fingerprint(job, arch)) for job, arch in work)
+    keys = ((job.key(arch), _fingerprint(job, arch)) for job, arch in todo)
     return {key: recorded[key] for key, now in keys if now and recorded.get(key, {}).get("fingerprint") == now}
+
+
+def of_others(path: Path, op: str) -> dict[str, Entry]:
+    """The entries of all other operators, as they are. ValueError: no lock, or one of other compilers."""
+    locked = _load(path)
+    if other := _other_compilers(locked, compilers()):
+        raise ValueError(f"{other}; so write the whole lock")
+    return {key: entry for key, entry in locked["kernels"].items() if not _in_scope(key, {op}, {_arch(key)})}
 
 
 def check_inputs(path: Path, listed: Sequence[Job | Unlisted], arches: Sequence[str]) -> Comparison:
@@ -79,7 +87,7 @@ def check_inputs(path: Path, listed: Sequence[Job | Unlisted], arches: Sequence[
     if head:
         return Comparison("compiler", (head, *lines))
     recorded = {key: entry["fingerprint"] for key, entry in locked["kernels"].items()}
-    now = {job.key(arch): _fingerprint(job, arch) for job in listed if isinstance(job, Job) for arch in arches}
+    now = {job.key(arch): _fingerprint(job, arch) for job, arch in work(listed, arches)}
     numbers = {capability(arch) for arch in arches}
     for key in sorted(now, key=_order):
         if key not in recorded:

@@ -15,7 +15,7 @@ from samebits.audit.code import AuditError, Function, Module, Resources
 from samebits.audit.compilers import compilers
 from samebits.audit.fingerprint import fingerprint
 from samebits.audit.limits import Limits
-from samebits.audit.listing import Job, Unlisted, jobs_of
+from samebits.audit.listing import Job, Unlisted, jobs_of, work
 from samebits.audit.rules import Finding
 
 WORKERS = os.cpu_count() or 1
@@ -99,37 +99,35 @@ def audit_operators(
     numbers = [f"sm_{compiling.capability(arch)}" for arch in arches]
     listed = jobs_of(ops)
     failed = [job for job in listed if isinstance(job, Unlisted)]
-    work = [(job, arch) for job in listed if isinstance(job, Job) for arch in numbers]
-    return audit_work(work, failed, progress)
+    return audit_work(work(listed, numbers), failed, progress)
 
 
 def audit_jobs(listed: Iterable[Job], arches: Iterable[str] = compiling.ARCHES) -> Result:
     """As :func:`audit_operators`, of builds given by hand."""
-    numbers = [compiling.capability(arch) for arch in arches]
-    return audit_work([(job, f"sm_{number}") for job in listed for number in numbers])
+    return audit_work(work(listed, [f"sm_{compiling.capability(arch)}" for arch in arches]))
 
 
 def audit_work(
-    work: Sequence[tuple[Job, str]], failed: Iterable[Unlisted] = (), progress: Progress | None = None
+    todo: Sequence[tuple[Job, str]], failed: Iterable[Unlisted] = (), progress: Progress | None = None
 ) -> Result:
     """Compile and judge each build for its architecture, on all cores."""
     from samebits.audit.pool import in_processes
 
     reports = [_failed(f.op, f.backend, f.label, "", f.why) for f in failed]
-    many = WORKERS > 1 and len(work) >= PROCESSES_FROM
-    results = in_processes(work, WORKERS) if many else _in_threads(work)
-    for done, ((job, arch), report) in enumerate(zip(work, results, strict=True), 1):
+    many = WORKERS > 1 and len(todo) >= PROCESSES_FROM
+    results = in_processes(todo, WORKERS) if many else _in_threads(todo)
+    for done, ((job, arch), report) in enumerate(zip(todo, results, strict=True), 1):
         reports.append(report)
         if progress:
-            progress(done, len(work), f"{job.op} {job.build.backend} {arch}")
+            progress(done, len(todo), f"{job.op} {job.build.backend} {arch}")
     return Result(tuple(reports), tuple(sorted(compilers().items())))
 
 
-def _in_threads(work: Sequence[tuple[Job, str]]) -> Iterator[Report]:
+def _in_threads(todo: Sequence[tuple[Job, str]]) -> Iterator[Report]:
     """Triton compiles in this thread, as its own caches expect; NVRTC and the disassembler run in the pool."""
     with ThreadPoolExecutor(WORKERS) as pool:
-        futures = [pool.submit(audit_build, job, arch) if job.build.backend == "cuda" else None for job, arch in work]
-        for (job, arch), future in zip(work, futures, strict=True):
+        futures = [pool.submit(audit_build, job, arch) if job.build.backend == "cuda" else None for job, arch in todo]
+        for (job, arch), future in zip(todo, futures, strict=True):
             yield future.result() if future is not None else audit_build(job, arch)
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from samebits.audit.fingerprint import fingerprint
-from samebits.audit.listing import Job
+from samebits.audit.listing import Job, work
 
 MOST = 100
 
@@ -23,9 +23,12 @@ def choose(jobs: Iterable[Job], arches: Sequence[str], most: int = MOST) -> tupl
         raise ValueError(f"{most} compilations cannot cover {len(by_entry)} kernels")
     turns: list[tuple[int, str, Job, str]] = []
     for entry, members in by_entry.items():
-        ranked = sorted(arches, key=lambda arch: _hash(entry, arch, str(len(members))))
+        ranked = sorted(
+            dict.fromkeys(a for _, a in work(members, arches)), key=lambda a: _hash(entry, a, str(len(members)))
+        )
         for turn, arch in enumerate(ranked):
-            chosen = min(members, key=lambda job: _hash(fingerprint(job, arch)))
+            launched = [job for job, where in work(members, arches) if where == arch]
+            chosen = min(launched, key=lambda job: _hash(fingerprint(job, arch)))
             turns.append((turn, _hash(entry, arch), chosen, arch))
     turns.sort(key=lambda one: one[:2])
     return tuple((job, arch) for _, _, job, arch in turns[:most])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from samebits import dispatch, registry
+from samebits import catalogue, dispatch, registry
 from samebits.checks import DTYPES, dtype_name
 from samebits.contract import Contract, OpSpec, TensorArg
 from samebits.operator import Operator
@@ -209,6 +209,10 @@ def _wanted(spec: OpSpec) -> list[list[bool]]:
 
 def exercise_on(name: str, device: str) -> int:
     """As a process of its own, for a memory checker."""
-    backends = ("reference",) if device == "cpu" else None
-    print(f"{name}: {exercise(name, torch.device(device), backends)} calls", flush=True)
+    backends, place = ("reference",) if device == "cpu" else None, torch.device(device)
+    if name in catalogue.of_sequences():
+        count = catalogue.part(name, "exercise").exercise(place, backends)
+    else:
+        count = exercise(name, place, backends)
+    print(f"{name}: {count} calls", flush=True)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ def measured(
     environment: Environment,
     plan: str,
 ) -> dict[str, Any]:
-    moved = traffic(spec, case)
-    gbps = moved / sample.us * 1e-3
-    timed = {name: peer for name, peer in peers.items() if isinstance(peer, Sample)}
-    stamp = environment.to_json()
     return {
         "op": case.op,
         "contract": contract,
@@ -50,27 +46,58 @@ def measured(
         "direction": case.direction,
         "shape": case.shape(),
         "dtype": case_dtype(case),
+        **timing(sample, peers, traffic(spec, case), bits, machine, environment),
+        "output_bytes": output_bytes(spec, case),
+        "plan": plan,
+    }
+
+
+def timing(
+    sample: Sample,
+    peers: Mapping[str, Sample | Failure],
+    moved: int,
+    bits: tuple[bool, str],
+    machine: Machine,
+    environment: Environment,
+) -> dict[str, Any]:
+    """What a line says of a time: with its peers, against a copy of ``moved`` bytes, and where it was measured."""
+    gbps = moved / sample.us * 1e-3
+    stamp = environment.to_json()
+    return {
         "us": round(sample.us, 3),
         "us_min": round(sample.us_min, 3),
         "us_max": round(sample.us_max, 3),
         "gbps": round(gbps, 1),
         "copy_fraction": round(gbps / machine.copy_gbps, 4),
         "tflops": None,
-        "peers": {name: peer_entry(peer, sample) for name, peer in timed.items()},
+        "peers": {name: peer_entry(peer, sample) for name, peer in peers.items() if isinstance(peer, Sample)},
         "bits_checked": bits[0],
         "extra_bytes": sample.extra_bytes,
         **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
         "bits": bits[1],
         "bytes": moved,
-        "output_bytes": output_bytes(spec, case),
         "copy_gbps": round(machine.copy_gbps, 1),
         "launch_floor_us": round(machine.launch_floor_us, 3),
         "host_us": round(sample.host_us, 2),
         "rounds": sample.rounds,
         "method": sample.method,
-        "plan": plan,
         "peers_skipped": {name: peer.reason for name, peer in peers.items() if isinstance(peer, Failure)},
     }
+
+
+def of_parts(
+    head: Mapping[str, Any],
+    ours: Sample | Failure,
+    peers: Mapping[str, Sample | Failure],
+    moved: int,
+    machine: Machine,
+    environment: Environment,
+) -> dict[str, Any]:
+    """The line of several operators timed as one, which are checked by themselves; ``head`` has the keys in front of ``us``."""
+    if isinstance(ours, Failure):
+        return {**head, "skipped": ours.reason}
+    bits = (False, "the operators inside are checked in their own lines")
+    return {**head, **timing(ours, peers, moved, bits, machine, environment)}
 
 
 def peer_entry(peer: Sample, ours: Sample) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,31 +98,59 @@ def peer(op: Operator, case: Case, given: Given, other: Peer) -> Work:
             raise LeftOut(reason)
         own = {arg.name for arg in op.spec.forward.inputs if not arg.derived}
         inputs = {n: t.to(DTYPES[casts[n]]) if n in casts else t for n, t in given.inputs.items() if n in own}
-        function = compiled(other.run) if other.compiled else other.run
-        if case.direction == "fwd":
+        leaves = {name: t.detach().requires_grad_(name in learned) for name, t in inputs.items()}
+        wanted = [leaves[name] for name in learned]
+        grads = [given.upstream[f"grad_{name}"] for name in shown if case.direction != "fwd"]
+        arguments = (*leaves.values(), *scalars.values())
+        return through_autograd(
+            other.name, other.run, arguments, wanted, grads, case.direction, other.compiled
+        ).prepare()
+
+    return Work(other.name, prepare)
+
+
+def through_autograd(
+    name: str,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    leaves: Sequence[Tensor],
+    upstream: Sequence[Tensor],
+    direction: str,
+    compile_it: bool = False,
+) -> Work:
+    """Any function of tensors, a tensor or a tuple of them, forward, backward or both; compiled late, so that a compiler that is
+    missing fails this work alone."""
+
+    def prepare() -> Run:
+        made = compiled(function) if compile_it else function
+
+        def call() -> tuple[Tensor, ...]:
+            found = made(*arguments)
+            return (found,) if isinstance(found, Tensor) else tuple(found)
+
+        if direction == "fwd":
 
             def forward() -> tuple[Tensor, ...]:
                 with torch.no_grad():
-                    return function(*inputs.values(), *scalars.values())
+                    return call()
 
             return forward
-        leaves = {name: t.detach().requires_grad_(name in learned) for name, t in inputs.items()}
-        wanted = [leaves[name] for name in learned]
-        grads = [given.upstream[f"grad_{name}"] for name in shown]
-        if case.direction == "bwd":
+        if direction == "bwd":
             with reusable_graph(), torch.enable_grad():
-                results = function(*leaves.values(), *scalars.values())
-                torch.autograd.grad(results, wanted, grads, retain_graph=True)  # compiles the backward, if that is lazy
-            return lambda: torch.autograd.grad(results, wanted, grads, retain_graph=True)
+                results = call()
+                torch.autograd.grad(
+                    results, leaves, upstream, retain_graph=True
+                )  # compiles the backward, if that is lazy
+            return lambda: torch.autograd.grad(results, leaves, upstream, retain_graph=True)
 
         def both() -> tuple[Tensor, ...]:
             with torch.enable_grad():
-                results = function(*leaves.values(), *scalars.values())
-            return (*(r.detach() for r in results), *torch.autograd.grad(results, wanted, grads))
+                results = call()
+            return (*(r.detach() for r in results), *torch.autograd.grad(results, leaves, upstream))
 
         return both
 
-    return Work(other.name, prepare)
+    return Work(name, prepare)
 
 
 def device_copy(name: str, device: torch.device, moved: int) -> Work:

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("check", "samebits.cli.check", "check", "Run the four checks on an operator or on any callable of yours."),
     Command("accept", "samebits.cli.accept", "accept", "Hold a provider of a model's operators to the oracle, byte by byte."),
     Command("replay", "samebits.cli.replay", "replay", "Replay a model's chain of operators beside the model's own code."),
+    Command("figures", "samebits.cli.figures", "figures", "Draw a recorded replay for print: figures and their captions."),
     Command("prepare", "samebits.cli.prepare", "prepare", "Fetch and verify the tensors of a checkpoint that a replay needs."),
     Command("explain", "samebits.cli.explain", "explain", "Which backend and plan a call would take, and its orders."),
     Command("list", "samebits.cli.listing", "list_operators", "Operators, contracts, backends, and where each was proven."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from samebits import catalogue
 from samebits.cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def audit(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     write_lock: Annotated[
-        bool, typer.Option("--write-lock", help="Compile what changed since the lock was written, and record it.")
+        bool,
+        typer.Option(
+            "--write-lock",
+            help="Compile what changed since the lock was written, and record it; with an operator, its kernels alone.",
+        ),
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="With --write-lock: compile what did not change too.")
@@ -61,7 +66,7 @@ def audit(
     comparison, complete = None, True
     try:
         if write_lock:
-            result, complete = _write_lock(everything)
+            result, complete = _write_lock(everything, target)
         else:
             numbers = sorted({compiling.capability(name) for name in arches})
             result = _run(target, [f"sm_{n}" for n in numbers], bool(arch), allow or [], check_lock)
@@ -85,22 +90,23 @@ def _refuse_nonsense(
 ) -> None:
     if write_lock and check_lock:
         raise UserError("--write-lock and --check-lock exclude each other")
-    if write_lock and (target is not None or arch or allow):
-        raise UserError("--write-lock records all operators for all architectures: no target, no --arch, no --allow")
+    if write_lock and (arch or allow):
+        raise UserError("--write-lock records all architectures, by the contracts alone: no --arch, no --allow")
+    if write_lock and target is not None and target not in catalogue.names():
+        raise UserError(f"--write-lock: {target!r} is no operator ({', '.join(catalogue.names())})")
     if everything and not write_lock:
         raise UserError("--all says what --write-lock compiles; without it everything is compiled anyway")
 
 
 def _run(target: str | None, arches: list[str], arch_given: bool, allow: list[str], lock: bool) -> Result:
-    from samebits import registry
     from samebits.audit import limits, listing, run
     from samebits.cli import output
 
-    ours = target is None or target in registry.names()
+    ours = target is None or target in catalogue.names()
     if not ours:
         path = Path(str(target))
         if not path.exists():
-            raise UserError(f"{target!r} is neither an operator ({', '.join(registry.names())}) nor a file or folder")
+            raise UserError(f"{target!r} is neither an operator ({', '.join(catalogue.names())}) nor a file or folder")
         if lock:
             raise UserError("the lock holds our own kernels; it says nothing about a foreign file")
         if arch_given:
@@ -117,15 +123,17 @@ def _run(target: str | None, arches: list[str], arch_given: bool, allow: list[st
         return run.audit_operators(None if target is None else (target,), arches, progress)
 
 
-def _write_lock(everything: bool) -> tuple[Result, bool]:
-    """(what was compiled, whether all of it is recorded)."""
+def _write_lock(everything: bool, op: str | None) -> tuple[Result, bool]:
+    """(what was compiled, whether all of it is recorded). The kernels in the folder of ``op``; None: all."""
     from samebits.audit import compile as compiling
     from samebits.audit import listing, lock, run, show
     from samebits.cli import output
 
     path = _lock_path()
-    listed = listing.everything()
-    work = [(job, arch) for job in listed if isinstance(job, listing.Job) for arch in compiling.ARCHES]
+    listed = listing.jobs_of(None if op is None else (op,))
+    work = listing.work(listed, compiling.ARCHES)
+    if op is not None:
+        lock.of_others(path, op)  # what cannot be written says so before minutes of work
     kept = {} if everything else lock.unchanged(path, work)
     todo = [(job, arch) for job, arch in work if job.key(arch) not in kept]
     with _progress() as progress:
@@ -133,9 +141,10 @@ def _write_lock(everything: bool) -> tuple[Result, bool]:
     console = output.console()
     if result.reports:
         show.show(result, console)
-    refused = lock.write(path, result, kept)
+    others = {} if op is None else lock.of_others(path, op)
+    refused = lock.write(path, result, kept | others)
     console.print(
-        f"lock: {len(todo) - len(refused)} entries written, {len(kept)} kept because nothing changed for them"
+        f"lock: {len(todo) - len(refused)} entries written, {len(kept) + len(others)} kept because nothing changed for them"
     )
     if refused:
         console.print(f"[red]lock: {len(refused)} not recorded, because only clean code is[/red]")

@@ -41,7 +41,7 @@ def check(
     """Check accuracy and batch invariance, forward and backward. Exit code 0: all passed, 1: something did not, 2: wrong use."""
     import torch
 
-    from samebits import registry, verify
+    from samebits import catalogue, verify
     from samebits.verify.report import show
 
     try:
@@ -49,11 +49,11 @@ def check(
             raise verify.UsageError(f"--dtype {dtype}: choose one of {', '.join(_DTYPES)}")
         contracts: list[str | None] = [contract]
         if contract == "all":
-            if op not in registry.names():
+            if op not in catalogue.names():
                 raise verify.UsageError(
-                    f"--contract all needs an operator; {op!r} is none of {', '.join(registry.names())}"
+                    f"--contract all needs an operator; {op!r} is none of {', '.join(catalogue.names())}"
                 )
-            contracts = [c.name for c in registry.spec(op).contracts]
+            contracts = [c.name for c in catalogue.declared(op).contracts]
         reports = []
         for name in contracts:
             report = verify.check(

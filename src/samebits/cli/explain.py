@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits import registry
+from samebits import catalogue, registry
+from samebits.catalogue import Declared
 from samebits.cli import arguments
 from samebits.cli.errors import UserError
 from samebits.contract import Contract, OpSpec, TensorArg
+from samebits.sequence_ops.declaration import TensorSpec
+
+if TYPE_CHECKING:
+    from samebits.dispatch import DeviceInfo
 
 
 def explain(
     operator: Annotated[str, typer.Argument(help="Operator name, see `samebits list`.")],
-    rows: Annotated[int, typer.Option(help="Rows T of the batch.")] = 128,
+    rows: Annotated[int, typer.Option(help="Rows T of the batch; queries of a sequence.")] = 128,
     size: Annotated[
         list[str] | None, typer.Option(help="Size of an axis, e.g. D=4096; default: the first tuned size.")
     ] = None,
     backward: Annotated[bool, typer.Option(help="Explain the backward pass.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Operators of sequences: the causal call.")] = False,
     contract: Annotated[str | None, typer.Option(help="Contract; default: the published one.")] = None,
     backend: Annotated[str | None, typer.Option(help="Ask for one backend, as the keyword does.")] = None,
     arch: Annotated[str, typer.Option(help="h200 or cpu: where the call would run.")] = "h200",
@@ -29,32 +35,36 @@ def explain(
     """Which backend and launch plan a call would take and why, then the contract's reduction orders and rounding points."""
     from samebits.cli import output
 
-    spec = registry.spec(operator)
+    spec = catalogue.declared(operator)
     chosen = spec.contract(contract)
-    call = build_call(spec, rows, arguments.sizes(size or []), backward, chosen.name, arch)
-    choice, plans = _choose(spec, call, backend)
+    sizes = arguments.sizes(size or [])
+    if operator in catalogue.of_sequences():
+        where = _device(rows, arch)
+        given = (rows, sizes, backward, causal, chosen.name, backend, where)
+        decision, plans = catalogue.part(operator, "explanation").of_sizes(*given)
+        call, choice = decision.call, decision.choice
+    else:
+        if causal:
+            raise UserError(f"--causal: {operator} is an operator of rows, which have no order")
+        call = build_call(registry.spec(operator), rows, sizes, backward, chosen.name, arch)
+        choice, plans = _choose(registry.spec(operator), call, backend)
     if as_json:
         output.print_json(_facts(spec, chosen, call, choice, plans))
         return
     console = output.console()
     axes = ", ".join(f"{axis}={value}" for axis, value in call.sizes)
-    where = f"T={rows}, {axes}  contract {chosen.name!r}  on {call.device.name or 'cpu'}"
-    console.print(f"[bold]{operator}{'_backward' if backward else ''}  {where}[/bold]")
+    title = f"T={rows}, {axes}  contract {chosen.name!r}  on {call.device.name or 'cpu'}"
+    console.print(f"[bold]{operator}{'_backward' if backward else ''}  {title}[/bold]")
     _print_choice(choice, plans, console)
     _print_contract(spec, chosen, backward, console)
 
 
 def build_call(spec: OpSpec, rows: int, sizes: dict[str, int], backward: bool, contract: str, arch: str) -> Any:
     """The ``dispatch.Call`` of dense, aligned inputs of the given shape."""
-    from samebits.dispatch import Call, DeviceInfo
-    from samebits.runtime import device
+    from samebits.dispatch import Call
     from samebits.runtime.sweep import dense_layout
 
-    if rows < 0:
-        raise UserError(f"--rows {rows}: expected a number of at least 0")
-    devices = {"h200": device.H200, "cpu": DeviceInfo("cpu")}
-    if arch not in devices:
-        raise UserError(f"--arch {arch!r}: expected one of {', '.join(devices)}")
+    where = _device(rows, arch)
     known = complete_sizes(spec, sizes)
     direction = spec.direction(backward)
     layouts = tuple((arg.name, dense_layout(arg, arg.dtypes[0], known)) for arg in direction.inputs)
@@ -67,8 +77,20 @@ def build_call(spec: OpSpec, rows: int, sizes: dict[str, int], backward: bool, c
         layouts=layouts,
         wanted=tuple(result.name for result in direction.results),
         grad_dtype="float32",
-        device=devices[arch],
+        device=where,
     )
+
+
+def _device(rows: int, arch: str) -> DeviceInfo:
+    from samebits.dispatch import DeviceInfo
+    from samebits.runtime import device
+
+    if rows < 0:
+        raise UserError(f"--rows {rows}: expected a number of at least 0")
+    devices = {"h200": device.H200, "cpu": DeviceInfo("cpu")}
+    if arch not in devices:
+        raise UserError(f"--arch {arch!r}: expected one of {', '.join(devices)}")
+    return devices[arch]
 
 
 def complete_sizes(spec: OpSpec, given: dict[str, int]) -> dict[str, int]:
@@ -109,9 +131,9 @@ def _choose(spec: OpSpec, call: Any, asked: str | None) -> tuple[Any, dict[str, 
 
 
 def _facts(
-    spec: OpSpec, contract: Contract, call: Any, choice: Any, plans: dict[str, tuple[object, ...]]
+    spec: Declared, contract: Contract, call: Any, choice: Any, plans: dict[str, tuple[object, ...]]
 ) -> dict[str, Any]:
-    names = {result.name for result in spec.direction(call.backward).results}
+    names = _names(spec, call.backward)
     return {
         "operator": spec.name,
         "direction": "backward" if call.backward else "forward",
@@ -158,8 +180,15 @@ def describe_plan(plan: object) -> str:
     return ", ".join(f"{name}={fields[name]}" for name in [*first, *(name for name in fields if name not in first)])
 
 
-def _print_contract(spec: OpSpec, contract: Contract, backward: bool, console: Any) -> None:
-    names = {result.name for result in spec.direction(backward).results}
+def _names(spec: Declared, backward: bool) -> set[str]:
+    """Everything of one direction that the contract may speak of."""
+    if isinstance(spec, OpSpec):
+        return {result.name for result in spec.direction(backward).results}
+    return spec.direction(backward).names()
+
+
+def _print_contract(spec: Declared, contract: Contract, backward: bool, console: Any) -> None:
+    names = _names(spec, backward)
     console.print(f"\n[bold]contract {contract.name}[/bold]  {contract.summary}")
     fma = "never fused" if contract.fma == "forbid" else "fused only where written"
     console.print(
@@ -169,10 +198,13 @@ def _print_contract(spec: OpSpec, contract: Contract, backward: bool, console: A
     for title, tensors in (("takes", direction.inputs), ("gives", direction.results)):
         console.print(title)
         for tensor in tensors:
-            axes = ", ".join([*(["T"] if tensor.rows else []), *tensor.axes])
-            kinds = " or ".join(tensor.dtypes if isinstance(tensor, TensorArg) else (tensor.dtype,))
-            kinds = kinds.replace("grad", "float32 or bfloat16, as asked")
-            console.print(f"  {tensor.name} ({axes}) {kinds}  {tensor.doc}", highlight=False, markup=False)
+            if isinstance(tensor, TensorSpec):
+                shape, kinds = tensor.shape, " or ".join(tensor.dtypes)
+            else:
+                shape = f"({', '.join([*(['T'] if tensor.rows else []), *tensor.axes])})"
+                kinds = " or ".join(tensor.dtypes if isinstance(tensor, TensorArg) else (tensor.dtype,))
+                kinds = kinds.replace("grad", "float32 or bfloat16, as asked")
+            console.print(f"  {tensor.name} {shape} {kinds}  {tensor.doc}", highlight=False, markup=False)
     if contract.approximate:
         console.print(f"approximate instructions: {', '.join(contract.approximate)}", highlight=False)
     console.print("reduction orders")

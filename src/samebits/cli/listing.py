@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from samebits import environment, registry
-from samebits.contract import OpSpec
+from samebits import catalogue, environment
+from samebits.catalogue import Declared
 
 
 def list_operators(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:
@@ -16,7 +16,7 @@ def list_operators(as_json: Annotated[bool, typer.Option("--json", help="Print a
     from samebits.cli import output
 
     goldens = golden_files()
-    entries = [entry for name in registry.names() for entry in _entries(registry.spec(name), goldens)]
+    entries = [entry for name in catalogue.names() for entry in _entries(catalogue.declared(name), goldens)]
     if as_json:
         output.print_json(entries)
         return
@@ -35,7 +35,7 @@ def list_operators(as_json: Annotated[bool, typer.Option("--json", help="Print a
     output.console().print(table)
 
 
-def _entries(spec: OpSpec, goldens: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _entries(spec: Declared, goldens: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for contract in spec.contracts:
         proven = [

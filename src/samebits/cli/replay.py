@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +105,7 @@ def replay(
     layout: Annotated[str | None, typer.Option(help=f"Conditioning: interleaved or block. Default: {LAYOUT}.")] = None,
     seed: Annotated[int, typer.Option(help="Of timesteps, layout, rows and upstream gradients.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU if there is one.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for replay.json and index.html.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for replay.json, index.html and figures.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
     """Run a part of the model by our operators and by diffusers on the same inputs; compare bits, rows and distance from FP64.
@@ -195,19 +194,13 @@ def _run(stage: str, weights: Weights, options: dict[str, Any]) -> Replay:
 
 def _report(result: Replay, out: Path | None, json_file: Path | None) -> None:
     from samebits.cli import output
+    from samebits.cli.figures import leave
     from samebits.report.pages import tables_page
     from samebits.report.replays import page
 
-    content = result.to_json()
-    _show(result, output.console())
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    if json_file is not None:
-        json_file.write_text(text)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "replay.json").write_text(text)
-        (out / "index.html").write_text(tables_page(page(content)))
-        output.console().print(f"report: {out / 'index.html'}", highlight=False)
+    content, console = result.to_json(), output.console()
+    _show(result, console)
+    leave(content, tables_page(page(content)), out, json_file, console)
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -53,6 +53,7 @@ class Found:
     def report(self, out: Path | None, json_file: Path | None) -> bool:
         """Print it, write what was asked for, and say whether it passed."""
         from samebits.cli import output
+        from samebits.cli.figures import leave
         from samebits.report.model_replays import page, tables
         from samebits.report.pages import tables_page
         from samebits.report.terminal import rich_table
@@ -64,14 +65,7 @@ class Found:
         console.print(f"weights: {self.result.weights}; beside {self.result.peer}", highlight=False)
         for table in tables(content):
             console.print(rich_table(table))
-        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-        if json_file is not None:
-            json_file.write_text(text)
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            for name, made in {"replay.json": text, "index.html": tables_page(page(content)), **self.files}.items():
-                (out / name).write_text(made)
-            console.print(f"report: {out / 'index.html'}", highlight=False)
+        leave(content, tables_page(page(content)), out, json_file, console, self.files)
         return self.result.passed
 
 

@@ -43,6 +43,8 @@ class Case:
         sizes = " ".join(f"{axis}={size}" for axis, size in (("T", call.rows), *call.sizes))
         inputs = " ".join(f"{name}:{layout.dtype}{'' if layout.aligned else '/1'}" for name, layout in call.layouts)
         direction = f"backward ({', '.join(call.wanted)} as {call.grad_dtype})" if call.backward else "forward"
+        if call.out_dtype is not None:
+            direction += f" in {call.out_dtype}"
         return f"{call.op} {call.contract} {direction}, {sizes}, {inputs}, plan {self.plan}"
 
 

@@ -38,7 +38,7 @@ class Subject:
         mask = [r.name in call.wanted for r in self.op.spec.backward.results] if call.backward else None
         values = list(self.scalars.values())
         self.ready: Prepared = self.op.prepare(
-            call.backward, tensors, values, call.contract, "reference", call.grad_dtype, mask
+            call.backward, tensors, values, call.contract, "reference", call.grad_dtype, mask, call.out_dtype
         )
         self.inputs = self.ready.inputs
         self.call = dataclasses.replace(self.ready.call, device=H200)

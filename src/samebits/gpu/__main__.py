@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from samebits import environment, registry
+from samebits import catalogue, environment
 from samebits.gpu import jobs, ledger, parts, tested
 from samebits.gpu.jobs import Outcome
 from samebits.gpu.plan import PARTS, SANITIZERS, SPANNING, Setup, plan
@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = environment.checkout()
     if root is None:
         return _refuse("the GPU program runs from a checkout: it writes tests/golden and benchmarks/results")
-    for given, known, name in ((options.ops, registry.names(), "--ops"), (options.only, PARTS, "--only")):
+    for given, known, name in ((options.ops, catalogue.names(), "--ops"), (options.only, PARTS, "--only")):
         for word in given:
             if word not in known:
                 return _refuse(f"{name} {word}: choose from {', '.join(known)}")
     out = Path(options.out).resolve() if options.out else root / "build" / "gpu"
     out.mkdir(parents=True, exist_ok=True)
-    ops = tuple(options.ops) or registry.names()
+    ops = tuple(options.ops) or catalogue.names()
     if options.exercise:
         from samebits.bench.exercise import exercise_on
 
@@ -120,7 +120,7 @@ def _record(setup: Setup, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.passed and outcome.part in ("accept", "model", "bench"):
             op = outcome.name.split("/")[1]
-            known = outcome.part == "bench" and op in registry.names()
+            known = outcome.part == "bench" and op in catalogue.names()
             found.append(parts.entry(outcome.name, ledger.of_operator(op) if known else ledger.of_everything()))
     print(f"--- {setup.book.record(found)} entries recorded")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samebits import registry
+from samebits import catalogue, registry
 from samebits.audit.fingerprint import without_comments
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -88,11 +88,20 @@ def noted(out: Path) -> list[Entry]:
 @functools.cache
 def of_operator(op: str) -> str:
     """Of everything that decides what an operator computes; comments and docstrings do not count."""
+    return digest(_text(path) for path in sources_of(op))
+
+
+def sources_of(op: str) -> list[Path]:
+    """Those files, sorted."""
     paths = [path for name in FRAMEWORK for path in _sources(PACKAGE / name)]
     for name in (op, *lenders(op)):
-        paths += _sources(PACKAGE / "ops" / name)
+        paths += _sources(_folder(name))
     paths += _used(_sources(PACKAGE / "runtime"), paths)
-    return digest(_text(path) for path in sorted({*paths, *_headers(paths)}))
+    return sorted({*paths, *_headers(paths)})
+
+
+def _folder(op: str) -> Path:
+    return PACKAGE.joinpath(*catalogue.home(op).split(".")[1:])
 
 
 @functools.cache
@@ -108,7 +117,7 @@ def lenders(op: str) -> tuple[str, ...]:
     found: set[str] = set()
     todo = [op]
     while todo:
-        for path in _sources(PACKAGE / "ops" / todo.pop()):
+        for path in _sources(_folder(todo.pop())):
             named = set(_NAMED.findall(_text(path))) & names - found - {op}
             found |= named
             todo += named

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits import environment, registry
+from samebits import catalogue, environment
 from samebits.gpu import ledger
 from samebits.gpu.plan import SANITIZERS, sanitizer_path
 
@@ -57,9 +57,9 @@ def check(root: Path, out: Path, device: str, op: str, deadline: float) -> Itera
 
     place = root / "benchmarks" / "results" / f"check_{arch(device)}.json"
     for backend in ("reference",) if device == "cpu" else BACKENDS:
-        for contract in registry.spec(op).contracts:
+        for contract in catalogue.declared(op).contracts:
             title = f"{op}/{contract.name}/{backend}"
-            if not registry.spec(op).keeps(backend, contract.name):
+            if not catalogue.declared(op).keeps(backend, contract.name):
                 continue
             if time.monotonic() > deadline:
                 yield f"{contract.name}/{backend}: not run, no time was left"

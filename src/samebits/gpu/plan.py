@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits import registry
+from samebits import catalogue, registry
 from samebits.gpu import ledger, tested
 from samebits.gpu.jobs import Job
 
@@ -145,6 +145,8 @@ def _other_sizes(setup: Setup) -> list[Job]:
 
     jobs = []
     for op in setup.todo("bench"):
+        if op in catalogue.of_sequences():
+            continue
         spec = registry.spec(op)
         targeted = {size for target in targets.of(op) for size in target.sizes}
         for axis, tuned in spec.tuned:

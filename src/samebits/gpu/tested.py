@@ -10,24 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from samebits import registry
+from samebits import catalogue
 from samebits.gpu import ledger
 
 RECORD, PROVEN = "tests.jsonl", "proven.json"
+FOLDERS = ("ops", "sequence_ops")
+"""Where tests of operators are."""
 _MARKED = re.compile(r"\bgpu\b|Conformance\b")
 
 
 def files(root: Path) -> list[Path]:
     """Test files that have tests for a GPU, those of operators first."""
     found = [path for path in sorted((root / "tests").rglob("test_*.py")) if _MARKED.search(path.read_text())]
-    return sorted(found, key=lambda path: (path.parent.name != "ops", path))
+    return sorted(found, key=lambda path: (path.parent.name not in FOLDERS, path))
 
 
 def operator_of(path: Path) -> str | None:
-    """The operator a test file is about, by its name: the longest that fits ``tests/ops/test_<op>...``."""
-    if path.parent.name != "ops":
+    """The operator a test file is about, by its name: the longest that fits ``tests/<folder>/test_<op>...``."""
+    if path.parent.name not in FOLDERS:
         return None
-    fitting = [op for op in registry.names() if f"{path.stem}_".startswith(f"test_{op}_")]
+    fitting = [op for op in catalogue.names() if f"{path.stem}_".startswith(f"test_{op}_")]
     return max(fitting, key=len, default=None)
 
 

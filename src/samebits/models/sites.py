@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,15 @@ class Site:
     backend: str | None
     inside: bool = False
     """It usually runs as a part of another site, and by itself only where somebody calls the module alone."""
+    family: Mapping[str, str] | None = None
+    """Operator to contract, where a call runs several operators and takes all of theirs."""
     hits: int = 0
 
     def hit(self) -> dict[str, Any]:
         """Count a call, and the options that it is made with."""
         if not torch.compiler.is_compiling():  # traced once, run often: a count would say nothing
             self.hits += 1
-        return {"contract": self.contract, "backend": self.backend}
+        return {"contract": self.family or self.contract, "backend": self.backend}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from samebits.report.decades import Decades
 from samebits.report.parts import Figure, State
 
 ROW, TOP, LEFT, PLOT = 20, 28, 150, 300
@@ -16,12 +15,12 @@ _CHIP = 76
 def node_figure(case: dict[str, Any]) -> Figure:
     """The stages of a replay from top to bottom: whose bits they have, whether rows hold, how far both are from the golden."""
     stages = case["stages"]
-    scale = _Scale([entry[who]["relative"] for entry in stages for who in ("error", "peer_error")])
+    scale = Decades.over([entry[who]["relative"] for entry in stages for who in ("error", "peer_error")], whole=True)
     height = TOP + ROW * len(stages) + 8
     parts = [_text(LEFT - 8, 16, "stage", "end"), _text(LEFT + 4, 16, "bits"), _text(LEFT + _CHIP + 4, 16, "rows")]
     plot = LEFT + 2 * _CHIP + 12
-    for power in scale.powers:
-        x = plot + scale.at(10.0**power) * PLOT
+    for power in range(round(scale.low), round(scale.high) + 1):
+        x = plot + (power - scale.low) / scale.span * PLOT
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 6}" class="grid"/>')
         parts.append(_text(x, 16, f"1e{power}", "middle"))
     for place, entry in enumerate(stages):
@@ -31,7 +30,7 @@ def node_figure(case: dict[str, Any]) -> Figure:
         parts += _chip(LEFT + _CHIP, y, "hold" if not entry["rows"]["varying"] else "vary", _rows(entry))
         for who, kind in (("peer_error", "peer"), ("error", "ours")):
             if entry[who]["relative"] is not None:
-                x = plot + scale.at(entry[who]["relative"]) * PLOT
+                x = plot + max(scale.at(entry[who]["relative"]), 0) / scale.span * PLOT
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if kind == "peer" else 3.5}" class="{kind}"/>')
     title = f"Stages, {case['title']}"
     words = escape(f"{title}: agreement with the peer's bits, invariance of rows, and relative error of each stage")
@@ -44,24 +43,6 @@ def node_figure(case: dict[str, Any]) -> Figure:
         "on a logarithmic scale, ours filled, the peer's as a ring"
     )
     return Figure(title, caption, svg)
-
-
-class _Scale:
-    """A logarithmic axis over all positive errors, from 0 to 1; zero lies at its left end."""
-
-    def __init__(self, errors: Sequence[float | None]) -> None:
-        sizes = [error for error in errors if error is not None and 0 < error < math.inf]
-        low, high = (min(sizes), max(sizes)) if sizes else (1e-3, 1e-1)
-        self.low, self.high = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
-
-    @property
-    def powers(self) -> range:
-        return range(self.low, self.high + 1)
-
-    def at(self, error: float) -> float:
-        if error <= 0:
-            return 0.0
-        return min(max((math.log10(error) - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
 def _bits(entry: dict[str, Any]) -> State:

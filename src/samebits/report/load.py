@@ -28,6 +28,7 @@ class Recorded:
 CHECK_KEYS = ("candidate", "options", "checks")
 AUDIT_KEYS = ("clean", "reports")
 MODEL_KEYS = ("title", "chained", "checks")
+REPLAY_KEYS = ("stage", "peer", "device", "environment", "cases")
 
 
 def load(
@@ -45,6 +46,11 @@ def load(
         models=tuple(entry for path in model for entry in _objects(path, "model", MODEL_KEYS)) if model else None,
         bench=tuple(results.read(bench)) if bench else None,
     )
+
+
+def replay(path: Path) -> dict[str, Any]:
+    """The record of a replay. ValueError says that the file is something else."""
+    return _objects(path, "replay", REPLAY_KEYS)[0]
 
 
 def _objects(path: Path, kind: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:

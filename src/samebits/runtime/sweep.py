@@ -43,6 +43,7 @@ def calls(
     for backward, (chosen, apart), aligned in itertools.product((False, True), sizes.items(), (True, False)):
         full, direction = dict(chosen), spec.direction(backward)
         open_dtype = any(r.dtype == "grad" for r in direction.results)
+        out_dtypes = (None, "float32") if direction.wide else (None,)
         asked = list(_asked(direction, backward))
         if not apart:
             asked = [pair for pair in asked if not pair[1]]
@@ -56,9 +57,11 @@ def calls(
                 ]
                 for wanted, absent in asked:
                     here = tuple(pair for pair in layouts if pair[0] not in absent)
-                    for count, grad_dtype in itertools.product(rows, grad_dtypes):
+                    for count, grad_dtype, out in itertools.product(rows, grad_dtypes, out_dtypes):
                         size = tuple(full.items())
-                        yield Call(spec.name, backward, contract.name, count, size, here, wanted, grad_dtype, device)
+                        yield Call(
+                            spec.name, backward, contract.name, count, size, here, wanted, grad_dtype, device, out
+                        )
 
 
 def _sizes(spec: OpSpec, tried: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from samebits.verify import callables
-from samebits.verify.examination import Examination
 from samebits.verify.report import Report, environment
 from samebits.verify.setup import Setup
 from samebits.verify.subject import UsageError, first_line
 from samebits.verify.variations import AXES
 
-ONLY = (*AXES, "accuracy", "reference")
-"""What ``only`` accepts: an axis of invariance, or one of the other two questions."""
+QUESTIONS = ("accuracy", "reference")
+ONLY = (*AXES, *QUESTIONS)
+"""What ``only`` accepts for rows: an axis of invariance, or one of the other two questions. Sequences have axes of their own."""
 DEFAULT_ROWS = {"cpu": 40, "cuda": 300}
 
 
@@ -44,7 +44,7 @@ def check(
         contract, backend: of the operator. A callable that is judged as an operator and names a contract claims its bits.
         device: default the GPU if there is one.
         dtype: of the floating inputs; for an operator, of those inputs that take more than one.
-        rows: T of the canonical batch; default 40 on a CPU, 300 on a GPU.
+        rows: T of the canonical batch, queries of a sequence; default 40 on a CPU, 300 on a GPU.
         sizes: axis sizes, e.g. ``{"D": 4096}``.
         shapes: argument shapes of a callable that samebits does not know, e.g. ``["T,64", "64,64"]``; T marks the rows.
         only: axes or questions to look at, from ``samebits.verify.ONLY``; default everything.
@@ -53,23 +53,23 @@ def check(
     Raises:
         UsageError (a ValueError): the candidate cannot be found, fed or judged as asked.
     """
-    unknown = [axis for axis in only if axis not in ONLY]
-    if unknown:
-        raise UsageError(f"no axis {unknown[0]!r}; choose from {', '.join(ONLY)}")
     place = _device(device)
     count = rows if rows is not None else DEFAULT_ROWS.get(place.type, 40)
     if count < 1:
         raise UsageError(f"rows must be at least 1, not {count}")
     setup = Setup(candidate, against, contract, backend, place, dtype, count, seed, sizes, tuple(shapes))
+    known = (*setup.axes, *QUESTIONS)
+    unknown = [axis for axis in only if axis not in known]
+    if unknown:
+        raise UsageError(f"no axis {unknown[0]!r}; choose from {', '.join(known)}")
     with callables.importable_from_here():
-        subject, options = setup.subject()
-    examination = Examination(subject, tuple(only), forward_only, setup.command())
+        found = setup.examined(tuple(only), forward_only)
     return Report(
-        candidate=subject.title,
-        judged_against=subject.judge_note,
-        options=options,
+        candidate=found.title,
+        judged_against=found.judge_note,
+        options=found.options,
         environment=environment(place),
-        checks=examination.run(),
+        checks=found.questions.run(),
     )
 
 

@@ -12,7 +12,6 @@ backward is portable where only the forward uses a device function. NaNs are mad
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits import registry
+from samebits import catalogue, registry
 from samebits.checks import DTYPES
 from samebits.contract import OpSpec, Pass, TensorArg
 from samebits.exact.bits import canonical_nan, digest
@@ -72,23 +71,40 @@ def standard_cases(axis: str) -> tuple[Case, ...]:
 def compute(device: str, backend: str | None, only: Sequence[str] = ()) -> dict[str, str]:
     """``{"op/contract/direction/case/result": digest}`` of the named operators (default all). On a CPU: the portable ones."""
     found: dict[str, str] = {}
-    for name in only or registry.names():
-        for contract in registry.spec(name).contracts:
-            if backend is not None and not registry.spec(name).keeps(backend, contract.name):
+    for name in only or catalogue.names():
+        declared = catalogue.declared(name)
+        for contract in declared.contracts:
+            if backend is not None and not declared.keeps(backend, contract.name):
                 continue
-            for case in importlib.import_module(f"samebits.ops.{name}.cases").CASES:
-                for key, value in _results(name, contract.name, case, device, backend):
-                    if device != "cpu" or is_portable(key):
-                        found[key] = digest(canonical_nan(value))
+            for key, value in _digested(name, contract.name, device, backend):
+                if device != "cpu" or is_portable(key):
+                    found[key] = digest(canonical_nan(value))
     return found
+
+
+def _digested(name: str, contract: str, device: str, backend: str | None) -> Iterator[tuple[str, Tensor]]:
+    """Every result of every case of an operator, by its key."""
+    cases = catalogue.part(name, "cases")
+    if name in catalogue.of_sequences():
+        if device == "cpu" and not _portable_results(name):
+            return  # minutes of work for nothing
+        for direction, case, result, value in cases.results(contract, torch.device(device), backend):
+            yield f"{name}/{contract}/{direction}/{case}/{result}", value
+        return
+    for one in cases.CASES:
+        yield from _results(name, contract, one, device, backend)
 
 
 def is_portable(key: str) -> bool:
     """Whether every machine must agree: by the contract's class, or because the operator's cases say so of this result."""
     name, contract, _, _, result = key.split("/")
-    if registry.spec(name).contract(contract).exactness == "portable":
-        return True
-    return result in getattr(importlib.import_module(f"samebits.ops.{name}.cases"), "PORTABLE", ())
+    return catalogue.declared(name).contract(contract).exactness == "portable" or result in _portable_results(name)
+
+
+def _portable_results(name: str) -> tuple[str, ...]:
+    """Those which every machine gives although the contract as a whole is of one architecture."""
+    found: tuple[str, ...] = getattr(catalogue.part(name, "cases"), "PORTABLE", ())
+    return found
 
 
 def _results(name: str, contract: str, case: Case, device: str, backend: str | None) -> Iterator[tuple[str, Tensor]]:
@@ -165,7 +181,7 @@ def disagreements_with_portable(path: Path, portable: Path) -> list[str]:
 def is_proven(key: str, arch: str) -> bool:
     """Whether the contract names ``arch`` among the places where it was proven: then its digests must be on record there."""
     name, contract, *_ = key.split("/")
-    return any(proof.arch == arch for proof in registry.spec(name).contract(contract).proofs)
+    return any(proof.arch == arch for proof in catalogue.declared(name).contract(contract).proofs)
 
 
 def main() -> int:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from samebits import registry
+from samebits import catalogue
 from samebits.checks import dtype_name
 from samebits.verify import callables
 from samebits.verify.callables import CallableSubject
+from samebits.verify.examination import Examination
 from samebits.verify.operators import CandidateSubject, OperatorSubject
+from samebits.verify.questions import Examined
 from samebits.verify.subject import Subject, UsageError, first_line
+from samebits.verify.variations import AXES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +35,55 @@ class Setup:
     sizes: Mapping[str, int] | None
     shapes: tuple[str, ...]
 
-    def subject(self) -> tuple[Subject, dict[str, Any]]:
-        operators = [t for t in (self.candidate, self.against) if isinstance(t, str) and t in registry.names()]
-        if not operators:
-            return self._callable()
-        if len(operators) == 2:
+    @functools.cached_property
+    def operator(self) -> str | None:
+        """The operator that is judged, or whose inputs and golden judge; None: there is only a callable."""
+        named = [t for t in (self.candidate, self.against) if isinstance(t, str) and t in catalogue.names()]
+        if len(named) == 2:
             raise UsageError("an operator is judged by its own golden; --against takes a callable here")
-        if self.shapes:
-            raise UsageError(f"{operators[0]} declares its inputs; use sizes (e.g. D=4096) instead of shapes")
+        if named and self.shapes:
+            raise UsageError(f"{named[0]} declares its inputs; use sizes (e.g. D=4096) instead of shapes")
+        return named[0] if named else None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Along which invariance is looked at."""
+        if self.operator in catalogue.of_sequences():
+            axes: tuple[str, ...] = catalogue.part(str(self.operator), "checking").AXES
+            return axes
+        return AXES
+
+    def examined(self, only: tuple[str, ...], forward_only: bool) -> Examined:
+        if self.operator in catalogue.of_sequences():
+            return self._of_sequences(str(self.operator), only, forward_only)
+        subject, options = self.subject()
+        questions = Examination(subject, only, forward_only, self.command())
+        return Examined(subject.title, subject.judge_note, options, questions)
+
+    def _of_sequences(self, name: str, only: tuple[str, ...], forward_only: bool) -> Examined:
+        target = self.against if self.candidate == name else self.candidate
+        function, title = None, name
+        if target is not None:
+            self._refuse_backend(target)
+            function, title = callables.resolve(target)[0] if isinstance(target, str) else target, _title(target)
+        try:
+            found: Examined = catalogue.part(name, "checking").examined(self, function, title, only, forward_only)
+        except UsageError:
+            raise
+        except ValueError as error:
+            raise UsageError(first_line(error)) from error
+        return dataclasses.replace(found, options=self._recorded(**found.options))
+
+    def _refuse_backend(self, target: str | Callable[..., Any]) -> None:
+        if self.backend is not None:
+            raise UsageError(f"backend={self.backend!r} chooses among ours, but the candidate is {_title(target)}")
+
+    def subject(self) -> tuple[Subject, dict[str, Any]]:
+        """Of an operator of rows, or of a callable."""
+        if self.operator is None:
+            return self._callable()
         options: dict[str, Any] = {
-            "name": operators[0],
+            "name": self.operator,
             "contract": self.contract,
             "backend": self.backend,
             "device": self.device,
@@ -49,16 +92,13 @@ class Setup:
             "seed": self.seed,
             "sizes": self.sizes,
         }
-        target = self.against if self.candidate == operators[0] else self.candidate
+        target = self.against if self.candidate == self.operator else self.candidate
         subject: OperatorSubject
         try:
             if target is None:
                 subject = OperatorSubject(**options)
             else:
-                if self.backend is not None:
-                    raise UsageError(
-                        f"backend={self.backend!r} chooses among ours, but the candidate is {_title(target)}"
-                    )
+                self._refuse_backend(target)
                 function = callables.resolve(target)[0] if isinstance(target, str) else target
                 subject = CandidateSubject(function, _title(target), self.contract is not None, **options)
             chosen = subject.chosen_backend()
@@ -72,7 +112,7 @@ class Setup:
         for name, value in (("contract", self.contract), ("backend", self.backend)):
             if value is not None:
                 raise UsageError(
-                    f"{name}={value!r}: {_title(self.candidate)} is no samebits operator ({', '.join(registry.names())})"
+                    f"{name}={value!r}: {_title(self.candidate)} is no samebits operator ({', '.join(catalogue.names())})"
                 )
         function, module = (self.candidate, None) if callable(self.candidate) else callables.resolve(self.candidate)
         dtype = self.dtype or torch.float32

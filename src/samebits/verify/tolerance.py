@@ -45,6 +45,17 @@ def tolerance(kind: str, dtype: torch.dtype, gradient: bool, length: int = 1) ->
     return limit
 
 
+_OF_LARGEST = {torch.bfloat16: 1.2e-2, torch.float16: 1.6e-3}
+"""About three roundings."""
+
+
+def of_largest(golden: Tensor, dtype: torch.dtype) -> Tolerance:
+    """For sums of products that are themselves rounded to ``dtype`` on the way, as attention's: of the largest finite value."""
+    finite = golden[golden.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return Tolerance(max(_OF_LARGEST.get(dtype, 1e-6) * largest, torch.finfo(dtype).tiny), 0.0)
+
+
 @dataclass(frozen=True)
 class Excess:
     """The worst element outside the tolerance."""

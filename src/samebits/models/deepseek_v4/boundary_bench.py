@@ -20,8 +20,8 @@ from torch import Tensor
 from samebits import environment
 from samebits.bench import results, tile_kernels, work
 from samebits.bench.peers import COPY
-from samebits.bench.timing import CudaMachine, Failure, Machine, Sample
-from samebits.bench.work import Run, Work
+from samebits.bench.timing import CudaMachine, Machine
+from samebits.bench.work import Work
 from samebits.nn import boundary_close, boundary_open
 
 OP = "deepseek_v4"
@@ -116,30 +116,7 @@ def deepseek_kernels(g: Given) -> tuple[Tensor, Tensor]:
 
 
 def timed(name: str, boundary: Boundary, g: Given, direction: str, compiled: bool = False) -> Work:
-    def prepare() -> Run:
-        function = work.compiled(boundary) if compiled else boundary
-        if direction == "fwd":
-
-            def forward() -> tuple[Tensor, ...]:
-                with torch.no_grad():
-                    return function(g)
-
-            return forward
-        upstream = [g.grad_input, g.grad_streams]
-        if direction == "bwd":
-            with work.reusable_graph(), torch.enable_grad():
-                outputs = function(g)
-                torch.autograd.grad(outputs, g.leaves, upstream, retain_graph=True)
-            return lambda: torch.autograd.grad(outputs, g.leaves, upstream, retain_graph=True)
-
-        def both() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                outputs = function(g)
-            return (*(o.detach() for o in outputs), *torch.autograd.grad(outputs, g.leaves, upstream))
-
-        return both
-
-    return Work(name, prepare)
+    return work.through_autograd(name, boundary, (g,), g.leaves, (g.grad_input, g.grad_streams), direction, compiled)
 
 
 def least_bytes(rows: int, hidden: int, direction: str) -> int:
@@ -154,7 +131,7 @@ def measure(
     machine: Machine, rows: Sequence[int], hidden: Sequence[int], directions: Sequence[str], peers: bool = True
 ) -> Iterator[dict[str, Any]]:
     """Result lines, one for each shape, direction and family."""
-    stamp = environment.collect().to_json()
+    here = environment.collect()
     for size in hidden:
         for count in rows:
             for direction in directions:
@@ -171,50 +148,12 @@ def measure(
                 works.append(work.device_copy(COPY, machine.device, moved))
                 found = machine.measure(works)
                 beside = {n: s for n, s in found.items() if n not in FAMILIES}
+                head = {"op": OP, "direction": direction, "shape": {"T": count, "D": size}, "dtype": "bfloat16"}
                 for family in FAMILIES:
-                    yield _line(family, found[family], beside, count, size, direction, moved, machine, stamp)
+                    named = {**head, "contract": family, "backend": "cuda"}
+                    yield results.of_parts(named, found[family], beside, moved, machine, here)
                 del g, works, found, beside
                 machine.release()
-
-
-def _line(
-    family: str,
-    sample: Sample | Failure,
-    beside: dict[str, Sample | Failure],
-    rows: int,
-    hidden: int,
-    direction: str,
-    moved: int,
-    machine: Machine,
-    stamp: dict[str, Any],
-) -> dict[str, Any]:
-    head = {"op": OP, "direction": direction, "shape": {"T": rows, "D": hidden}, "dtype": "bfloat16"}
-    if isinstance(sample, Failure):
-        return {**head, "contract": family, "backend": "cuda", "skipped": sample.reason}
-    gbps = moved / sample.us * 1e-3
-    return {
-        **head,
-        "contract": family,
-        "backend": "cuda",
-        "us": round(sample.us, 3),
-        "us_min": round(sample.us_min, 3),
-        "us_max": round(sample.us_max, 3),
-        "gbps": round(gbps, 1),
-        "copy_fraction": round(gbps / machine.copy_gbps, 4),
-        "tflops": None,
-        "peers": {n: results.peer_entry(p, sample) for n, p in beside.items() if isinstance(p, Sample)},
-        "bits_checked": False,
-        "bits": "the operators inside are checked in their own lines",
-        "extra_bytes": sample.extra_bytes,
-        **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
-        "bytes": moved,
-        "copy_gbps": round(machine.copy_gbps, 1),
-        "launch_floor_us": round(machine.launch_floor_us, 3),
-        "host_us": round(sample.host_us, 2),
-        "rounds": sample.rounds,
-        "method": sample.method,
-        "peers_skipped": {n: p.reason for n, p in beside.items() if isinstance(p, Failure)},
-    }
 
 
 def main() -> int:

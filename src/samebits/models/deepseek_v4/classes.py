@@ -10,40 +10,20 @@ hook on them, and are shown what they would have computed; a hook that would cha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from samebits.models.deepseek_v4 import known
+from samebits.models.sites import SITES, Site
 from samebits.nn import Link, boundary_open, hyper_head, rms_norm
 
 _code = known.modeling()
 
 
-@dataclass
-class Site:
-    """One place of the model where an operator of ours runs."""
-
-    name: str
-    operator: str
-    contracts: dict[str, str]
-    backend: str | None
-    hits: int = 0
-
-    def hit(self) -> None:
-        if not torch.compiler.is_compiling():  # traced once, run often: a count would say nothing
-            self.hits += 1
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"contract": self.contracts, "backend": self.backend}
-
-
 def _site(module: nn.Module, name: str = "") -> Site:
-    sites: dict[str, Site] = vars(module)[known.SITES]
+    sites: dict[str, Site] = vars(module)[SITES]
     return sites[name]
 
 
@@ -53,10 +33,12 @@ class DeepseekV4RMSNorm(_code.DeepseekV4RMSNorm):  # type: ignore[misc,name-defi
         if shown is not None:
             return shown
         site = _site(self)
-        site.hit()
-        # Of a norm inside mhc_pre_norm, the family decides, also when somebody calls it by itself.
-        contract = site.contracts["mhc_pre_norm"] if site.operator == "mhc_pre_norm" else site.contracts
-        return rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, contract=contract, backend=site.backend)
+        options = site.hit()
+        if (
+            site.operator == "mhc_pre_norm"
+        ):  # the norm inside it has its contract, also when somebody calls it by itself
+            options["contract"] = site.contract
+        return rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, **options)
 
     def samebits_parameters(self) -> Iterator[Tensor]:
         yield self.weight
@@ -77,9 +59,8 @@ class DeepseekV4HyperConnection(_code.DeepseekV4HyperConnection):  # type: ignor
 
 class DeepseekV4HyperHead(_code.DeepseekV4HyperHead):  # type: ignore[misc,name-defined]
     def forward(self, x: Tensor) -> Tensor:
-        site = _site(self)
-        site.hit()
-        return hyper_head(x, self.hc_fn, self.hc_scale, self.hc_base, eps=self.input_norm.eps, **site.options)
+        options = _site(self).hit()
+        return hyper_head(x, self.hc_fn, self.hc_scale, self.hc_base, eps=self.input_norm.eps, **options)
 
     def samebits_parameters(self) -> Iterator[Tensor]:
         yield from (self.hc_fn, self.hc_base, self.hc_scale)
@@ -103,8 +84,7 @@ for _class in (DeepseekV4RMSNorm, DeepseekV4HyperConnection, DeepseekV4HyperHead
 
 
 def _opened(connection: Any, norm: Any, streams: Tensor) -> tuple[Tensor, Link]:
-    site = _site(connection)
-    site.hit()
+    options = _site(connection).hit()
     if norm is not None:
         _site(norm).hit()
     return boundary_open(
@@ -115,7 +95,7 @@ def _opened(connection: Any, norm: Any, streams: Tensor) -> tuple[Tensor, Link]:
         None if norm is None else norm.weight,
         eps=connection.input_norm.eps,
         norm_eps=1e-6 if norm is None else norm.variance_epsilon,
-        **site.options,
+        **options,
     )
 
 

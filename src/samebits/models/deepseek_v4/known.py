@@ -17,8 +17,6 @@ LAYER = "DeepseekV4DecoderLayer"
 HYPER_CONNECTION = "DeepseekV4HyperConnection"
 HYPER_HEAD = "DeepseekV4HyperHead"
 RMSNORM = "DeepseekV4RMSNorm"
-SITES = "samebits_sites"
-"""Attribute of a patched module: its call sites by name."""
 VERIFIED = ("5.17.0", "5.24.0")
 DIGESTS: dict[str, dict[str, str]] = {
     LAYER: {"2ed292c80fca9361": "5.17.0"},

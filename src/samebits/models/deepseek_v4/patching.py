@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from samebits.models.deepseek_v4 import known
-from samebits.models.sites import Patched, SiteReport
+from samebits.models.sites import SITES, Patched, Site, SiteReport
 from samebits.nn.families import FAMILIES, OPERATORS, contract_of
 
-SITES = (("attn_hc", "input_layernorm"), ("ffn_hc", "post_attention_layernorm"))
+CONNECTIONS = (("attn_hc", "input_layernorm"), ("ffn_hc", "post_attention_layernorm"))
 """(hyper-connection, norm behind it) of both halves of a decoder layer."""
 CHOICES = {"fast": "fast-dsv4", "published": "ascending"}
 """What ``contracts`` may say instead of a family."""
@@ -68,10 +68,10 @@ def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, back
     fused = _fused(found)
     for name, module, kind in found:
         sites = {
-            part: classes.Site(f"{name}.{part}" if part else name, operator, chosen, backend)
+            part: Site(f"{name}.{part}" if part else name, operator, chosen[operator], backend, family=chosen)
             for part, operator in _operators(kind, name in fused).items()
         }
-        vars(module)[known.SITES] = sites
+        vars(module)[SITES] = sites
         module.__class__ = getattr(classes, kind)
     return patched(model)
 
@@ -86,7 +86,7 @@ def unpatch(model: nn.Module) -> None:
     if not modules:
         raise RuntimeError("this model is not patched; samebits.patch it first")
     for _, module in modules:
-        del vars(module)[known.SITES]
+        del vars(module)[SITES]
         module.__class__ = type(module).__bases__[0]
 
 
@@ -99,18 +99,18 @@ def patched(model: nn.Module) -> Patched:
     modules = patched_modules(model)
     if not modules:
         raise RuntimeError("this model is not patched; samebits.patch it first")
-    sites = [site for _, module in modules for site in vars(module)[known.SITES].values()]
+    sites = [site for _, module in modules for site in vars(module)[SITES].values()]
     return Patched(
         release=f"transformers {known.transformers_version()}",
-        contracts=dict(sites[0].contracts),
+        contracts=dict(sites[0].family or {}),
         backend=sites[0].backend,
-        sites=tuple(SiteReport(s.name, s.operator, s.contracts[s.operator], s.hits) for s in sites),
+        sites=tuple(SiteReport(s.name, s.operator, s.contract, s.hits) for s in sites),
     )
 
 
 def patched_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(name, module) of every module that a patch has replaced."""
-    return [(name, member) for name, member in model.named_modules() if known.SITES in vars(member)]
+    return [(name, member) for name, member in model.named_modules() if SITES in vars(member)]
 
 
 def to_bfloat16(model: nn.Module) -> nn.Module:
@@ -153,7 +153,7 @@ def _replaceable(model: nn.Module, code: ModuleType) -> Iterator[Found]:
 def _fused(found: list[Found]) -> set[str]:
     """Names of the members that a layer runs as one operation with another."""
     layers = {name: module for name, module, kind in found if kind == known.LAYER}
-    members = {id(getattr(layer, part)) for layer in layers.values() for pair in SITES for part in pair}
+    members = {id(getattr(layer, part)) for layer in layers.values() for pair in CONNECTIONS for part in pair}
     return {name for name, module, _ in found if id(module) in members}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.models.deepseek_v4 import known
-from samebits.models.deepseek_v4.patching import SITES
+from samebits.models.deepseek_v4.patching import CONNECTIONS
 from samebits.models.deepseek_v4.record import short
 from samebits.nn import boundary_open, contract_of, hyper_head, rms_norm
 from samebits.registry import operator
@@ -57,7 +57,7 @@ def call_sites(model: nn.Module) -> list[Site]:
         name = f"layers.{number}"
         after = f"layers.{layers[index + 1][0]}.attn_hc" if index + 1 < len(layers) else "hc_head"
         for (hc, norm), sublayer, streams in zip(
-            SITES, ("self_attn.output", "mlp"), (f"{name}.ffn_hc", after), strict=True
+            CONNECTIONS, ("self_attn.output", "mlp"), (f"{name}.ffn_hc", after), strict=True
         ):
             found.append(_connection(f"{name}.{hc}", layer.get_submodule(hc)))
             found.append(_norm(f"{name}.{norm}", layer.get_submodule(norm)))
@@ -94,7 +94,7 @@ def _connection(name: str, module: Any) -> Site:
 
 
 def _norm(name: str, module: Any) -> Site:
-    fused = name.endswith(tuple(norm for _, norm in SITES))
+    fused = name.endswith(tuple(norm for _, norm in CONNECTIONS))
 
     def ours(rows: Tensors, options: Options) -> Tensors:
         contract = dict(options.contracts)

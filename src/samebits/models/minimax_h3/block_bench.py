@@ -27,6 +27,7 @@ from samebits.bench import results, work
 from samebits.bench.peers import COPY
 from samebits.bench.timing import CudaMachine, Failure, Machine, Sample
 from samebits.bench.work import Run, Work
+from samebits.environment import Environment
 from samebits.models.minimax_h3.block_peer import build_block
 from samebits.models.minimax_h3.geometry import CHUNKS, DTYPE, MODALITIES, OFFICIAL, Geometry
 from samebits.models.minimax_h3.layouts import interleaved
@@ -90,30 +91,8 @@ def subject(seq_len: int, geometry: Geometry, device: torch.device) -> Subject:
 
 
 def timed(name: str, given: Subject, block: nn.Module, index: Any, direction: str, compiled: bool = False) -> Work:
-    def prepare() -> Run:
-        function: Any = work.compiled(block) if compiled else block
-
-        def call() -> Tensor:
-            made: Tensor = function(given.hidden, given.temb, index, given.rotary)
-            return made
-
-        if direction == "fwd":
-
-            def forward() -> tuple[Tensor, ...]:
-                with torch.no_grad():
-                    return (call(),)
-
-            return forward
-        leaves = given.leaves(block)
-
-        def both() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                output = call()
-            return (output.detach(), *torch.autograd.grad(output, leaves, given.upstream))
-
-        return both
-
-    return Work(name, prepare)
+    arguments, leaves = (given.hidden, given.temb, index, given.rotary), given.leaves(block)
+    return work.through_autograd(name, block, arguments, leaves, (given.upstream,), direction, compiled)
 
 
 def eager_us(one: Work, device: torch.device) -> float:
@@ -164,7 +143,7 @@ def measure(
     with_compile: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Result lines, one for each length and direction."""
-    stamp = environment.collect().to_json()
+    here = environment.collect()
     for seq_len in seq_lens:
         given = subject(seq_len, geometry, machine.device)
         shared = samebits.segments(given.index, MODALITIES * TIMESTEPS)
@@ -176,7 +155,7 @@ def measure(
                 works.append(timed(COMPILED, given, given.theirs, given.index, direction, compiled=True))
             found = machine.measure(works)
             walls = {one.name: eager_us(one, machine.device) for one in (ours, eager)}
-            yield _line(found, walls, given, seq_len, geometry, direction, machine, stamp)
+            yield _line(found, walls, given, seq_len, geometry, direction, machine, here)
             machine.release()
         del given, shared
 
@@ -189,40 +168,20 @@ def _line(
     geometry: Geometry,
     direction: str,
     machine: Machine,
-    stamp: dict[str, Any],
+    here: Environment,
 ) -> dict[str, Any]:
-    ours, moved = found[OURS], least_bytes(given, direction)
     shape = {"T": seq_len, "H": geometry.hidden_size}
     head = {"op": OP, "direction": direction, "shape": shape, "dtype": "bfloat16", "contract": NODE, "backend": "cuda"}
+    ours = found.pop(OURS)
+    line = results.of_parts(head, ours, found, least_bytes(given, direction), machine, here)
     if isinstance(ours, Failure):
-        return {**head, "skipped": ours.reason}
-    beside = {peer: sample for peer, sample in found.items() if peer != OURS}
-    peers = {name: results.peer_entry(sample, ours) for name, sample in beside.items() if isinstance(sample, Sample)}
-    peers[NO_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / ours.us, 4)}
-    peers[NEITHER_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / walls[OURS], 4)}
-    gbps = moved / ours.us * 1e-3
-    return {
-        **head,
-        "us": round(ours.us, 3),
-        "us_min": round(ours.us_min, 3),
-        "us_max": round(ours.us_max, 3),
-        "gbps": round(gbps, 1),
-        "copy_fraction": round(gbps / machine.copy_gbps, 4),
-        "tflops": round(operations(seq_len, geometry, direction) / ours.us * 1e-6, 1),
-        "peers": peers,
-        "bits_checked": False,
-        "bits": "the nodes inside are checked by the replay of the block",
-        "extra_bytes": ours.extra_bytes,
-        **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
-        "bytes": moved,
-        "copy_gbps": round(machine.copy_gbps, 1),
-        "launch_floor_us": round(machine.launch_floor_us, 3),
-        "host_us": round(ours.host_us, 2),
-        "eager_us": round(walls[OURS], 3),
-        "rounds": ours.rounds,
-        "method": ours.method,
-        "peers_skipped": {n: p.reason for n, p in beside.items() if isinstance(p, Failure)},
-    }
+        return line
+    line["tflops"] = round(operations(seq_len, geometry, direction) / ours.us * 1e-6, 1)
+    line["bits"] = "the nodes inside are checked by the replay of the block"
+    line["eager_us"] = round(walls[OURS], 3)
+    line["peers"][NO_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / ours.us, 4)}
+    line["peers"][NEITHER_GRAPH] = {"us": round(walls[EAGER], 3), "ratio": round(walls[EAGER] / walls[OURS], 4)}
+    return line
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ import samebits
 from samebits import environment
 from samebits.bench import results, work
 from samebits.bench.peers import COPY
-from samebits.bench.timing import CudaMachine, Failure, Machine, Sample
-from samebits.bench.work import Run, Work
+from samebits.bench.timing import CudaMachine, Machine
+from samebits.bench.work import Work
 from samebits.models.minimax_h3 import provider
 from samebits.models.minimax_h3.geometry import CHUNKS, DTYPE, MODALITIES, OFFICIAL, Geometry
 from samebits.models.minimax_h3.layouts import interleaved
@@ -92,43 +92,15 @@ def nodes(seq_len: int, geometry: Geometry, device: torch.device) -> tuple[Node,
     return block, final
 
 
-def timed(name: str, node: Node, function: Function, index: Any, direction: str) -> Work:
-    def call() -> tuple[Tensor, ...]:
-        found = function(*node.leaves, index)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
-
-    def gradients(outputs: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(outputs, node.leaves, node.upstream, **options)
-
-    def prepare() -> Run:
-        if direction == "fwd":
-
-            def forward() -> tuple[Tensor, ...]:
-                with torch.no_grad():
-                    return call()
-
-            return forward
-        if direction == "bwd":
-            with work.reusable_graph(), torch.enable_grad():
-                outputs = call()
-                gradients(outputs, retain_graph=True)
-            return lambda: gradients(outputs, retain_graph=True)
-
-        def both() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                outputs = call()
-            return (*(o.detach() for o in outputs), *gradients(outputs))
-
-        return both
-
-    return Work(name, prepare)
+def timed(name: str, node: Node, function: Function, index: Any, direction: str, compiled: bool = False) -> Work:
+    return work.through_autograd(name, function, (*node.leaves, index), node.leaves, node.upstream, direction, compiled)
 
 
 def measure(
     machine: Machine, seq_lens: Sequence[int], directions: Sequence[str], geometry: Geometry = OFFICIAL
 ) -> Iterator[dict[str, Any]]:
     """Result lines, one for each node, length and direction; ``contract`` is the node."""
-    stamp = environment.collect().to_json()
+    here = environment.collect()
     for seq_len in seq_lens:
         for node in nodes(seq_len, geometry, machine.device):
             shared = samebits.segments(node.index, node.table_rows)
@@ -137,63 +109,15 @@ def measure(
                 works = [
                     timed(OURS, node, node.ours, shared, direction),
                     timed("diffusers eager", node, node.theirs, node.index, direction),
-                    timed("torch.compile", node, _compiled_late(node.theirs), node.index, direction),
+                    timed("torch.compile", node, node.theirs, node.index, direction, compiled=True),
                     work.device_copy(COPY, machine.device, moved),
                 ]
                 found = machine.measure(works)
                 shape = {"T": seq_len, "H": geometry.hidden_size}
-                yield _line(node.name, found, shape, direction, moved, machine, stamp)
+                head = {"op": OP, "direction": direction, "shape": shape, "dtype": "bfloat16"}
+                named = {**head, "contract": node.name, "backend": "cuda"}
+                yield results.of_parts(named, found.pop(OURS), found, moved, machine, here)
                 machine.release()
-
-
-def _compiled_late(function: Function) -> Function:
-    """Compiled at its first call, so that a compiler that is missing fails this peer alone."""
-    made: list[Function] = []
-
-    def call(*args: Any) -> Any:
-        if not made:
-            made.append(work.compiled(function))
-        return made[0](*args)
-
-    return call
-
-
-def _line(
-    name: str,
-    found: dict[str, Sample | Failure],
-    shape: dict[str, int],
-    direction: str,
-    moved: int,
-    machine: Machine,
-    stamp: dict[str, Any],
-) -> dict[str, Any]:
-    ours = found[OURS]
-    head = {"op": OP, "direction": direction, "shape": shape, "dtype": "bfloat16", "contract": name, "backend": "cuda"}
-    if isinstance(ours, Failure):
-        return {**head, "skipped": ours.reason}
-    beside = {peer: sample for peer, sample in found.items() if peer != OURS}
-    gbps = moved / ours.us * 1e-3
-    return {
-        **head,
-        "us": round(ours.us, 3),
-        "us_min": round(ours.us_min, 3),
-        "us_max": round(ours.us_max, 3),
-        "gbps": round(gbps, 1),
-        "copy_fraction": round(gbps / machine.copy_gbps, 4),
-        "tflops": None,
-        "peers": {n: results.peer_entry(p, ours) for n, p in beside.items() if isinstance(p, Sample)},
-        "bits_checked": False,
-        "bits": "the operators inside are checked in their own lines",
-        "extra_bytes": ours.extra_bytes,
-        **{key: stamp[key] for key in ("gpu", "driver", "torch", "triton", "nvrtc", "commit")},
-        "bytes": moved,
-        "copy_gbps": round(machine.copy_gbps, 1),
-        "launch_floor_us": round(machine.launch_floor_us, 3),
-        "host_us": round(ours.host_us, 2),
-        "rounds": ours.rounds,
-        "method": ours.method,
-        "peers_skipped": {n: p.reason for n, p in beside.items() if isinstance(p, Failure)},
-    }
 
 
 def main() -> int:

@@ -11,9 +11,15 @@ _OP = operator("linear")
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, contract: str | None = None, backend: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    contract: str | None = None,
+    backend: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x @ weight^T + bias: FP32 sums, the bias added in FP32, one rounding to the dtype of x.
+    """x @ weight^T + bias: FP32 sums, the bias added in FP32, one rounding to the dtype of x or none.
 
     Args:
         x: (..., K) BF16 or FP16. Any strides; read in place where the last axis is dense.
@@ -21,10 +27,12 @@ def linear(
         bias: (N,) in the dtype of x, or None.
         contract: ``"kchain"`` (default): a single tensor-core chain over ascending K per output; see the README.
         backend: ``"cuda"`` or ``"reference"``; None takes the first that accepts the call.
+        out_dtype: ``torch.float32`` for the sums as they are, without the last rounding; None, or the dtype of x, for that.
 
     Returns:
-        (..., N) in the dtype of x, contiguous. Differentiable once: gradients are FP32 sums in a fixed order, rounded once to
-        the dtype of their leaf.
+        (..., N) in the dtype of x or FP32, contiguous. Differentiable once: gradients are FP32 sums in a fixed order, rounded
+        once to the dtype of their leaf. An upstream gradient in FP32 is first rounded once to the dtype of x: these are the
+        gradients of a y in that dtype with a cast behind it.
 
     Raises:
         TypeError: a dtype is not one of the above, they differ, or an argument is not a tensor.
@@ -32,7 +40,7 @@ def linear(
 
     Source: ``torch.nn.functional.linear``.
     """
-    (y,) = _OP.forward(x, weight, bias, contract=contract, backend=backend)
+    (y,) = _OP.forward(x, weight, bias, contract=contract, backend=backend, out_dtype=out_dtype)
     return y
 
 

@@ -17,9 +17,9 @@ def product(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y (T, N) in the dtype of x (T, K); weight (N, K), bias (N,)."""
+    """y (T, N) in FP32, not yet rounded; x (T, K), weight (N, K), bias (N,)."""
     total = product(x, weight)
-    return (total if bias is None else total + bias.float()).to(x.dtype)
+    return total if bias is None else total + bias.float()
 
 
 def plans(call: Call) -> tuple[None, ...]:

@@ -17,7 +17,7 @@ SPEC = OpSpec(
             TensorArg("weight", ("N", "K"), DTYPES, rows=False, like="x", sample="small", doc="in the dtype of x"),
             TensorArg("bias", ("N",), DTYPES, rows=False, like="x", optional=True, doc="absent means zeros"),
         ),
-        results=(Result("y", ("N",), "x", doc="projected rows"),),
+        results=(Result("y", ("N",), "x", doc="projected rows", wide=True),),
     ),
     backward=Pass(
         inputs=(
@@ -65,7 +65,8 @@ SPEC = OpSpec(
                 Reduction("grad_bias", "T", "left fold from +0 over ascending rows"),
             ),
             rounding=(
-                "y: FP32 to the dtype of x, once, after the bias",
+                "y: FP32 to the dtype of x, once, after the bias; not at all where out_dtype asks for FP32, and then its upstream "
+                "gradient is rounded once to the dtype of x",
                 "grad_x, grad_weight: FP32, or one rounding to the dtype of x where grad_dtype asks for it",
                 "grad_bias: FP32",
             ),

@@ -23,10 +23,10 @@ _CHAINS = (
     Reduction("delta", "D", "products exact in FP32, halving tree D/2, ..., 2, 1"),
 )
 _ROUNDING = (
-    "p: FP32 to the dtype of v, once, before it meets v",
+    "p: FP32 to the dtype of v, once, before it meets v; in the backward before it meets grad_out",
+    "ds: FP32 to the dtype of q, once, before its products",
     "out: FP32 to the dtype of q, once",
-    "p and ds of the backward: FP32 to the dtype of q, once each, before their products",
-    "grad_q, grad_k, grad_v: FP32 to the dtype of the input, once",
+    *(f"{name}: FP32 to the dtype of the input, once" for name in ("grad_q", "grad_k", "grad_v")),
 )
 
 

@@ -7,6 +7,7 @@ same bits. The tile and the stages move work, never an addition.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -95,13 +96,17 @@ def _kernel(recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str)
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
+KINDS = tuple(itertools.product((False, True), contracts.HEAD_DIMS, contracts.DTYPES))
+"""Causal, head_dim, dtype: what a kernel is specialised by, beside its plan and the contract."""
+
+
 def builds() -> tuple[Build, ...]:
-    """For the audit, all for sm_90: every contract and plan at both head widths, causal or not."""
+    """Every kernel that a call can reach, for the audit."""
     return tuple(_builds())
 
 
 def _builds() -> Iterator[Build]:
     for recipe in contracts.RECIPES.values():
-        for causal, head_dim, dtype in ((False, 128, "bfloat16"), (True, 128, "bfloat16"), (True, 64, "float16")):
+        for causal, head_dim, dtype in KINDS:
             for plan in plans(recipe, head_dim, causal, 1):
                 yield Build(_kernel(recipe, plan, head_dim, causal, dtype), (recipe.contract.name,))

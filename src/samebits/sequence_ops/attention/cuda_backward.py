@@ -18,6 +18,7 @@ from samebits.runtime.launch import ELEMENTS, Launch, launch_with_maps
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
+from samebits.sequence_ops.attention.cuda import KINDS
 from samebits.sequence_ops.attention.hopper import boxes, word
 from samebits.sequence_ops.attention.triton_backward import delta_of
 
@@ -103,12 +104,12 @@ def _kernel(entry: str, passing: Passing, head_dim: int, causal: bool, dtype: st
 
 
 def builds() -> tuple[Build, ...]:
-    """For the audit, all for sm_90: every plan at both head widths, causal or not."""
+    """Every kernel that a call can reach, for the audit."""
     return tuple(_builds())
 
 
 def _builds() -> Iterator[Build]:
     for plan in plans():
         for entry, passing in (("attention_grad_keys", plan.by_key), ("attention_grad_queries", plan.by_query)):
-            for causal, head_dim, dtype in ((False, 128, "bfloat16"), (True, 128, "bfloat16"), (True, 64, "float16")):
+            for causal, head_dim, dtype in KINDS:
                 yield Build(_kernel(entry, passing, head_dim, causal, dtype), tuple(contracts.RECIPES))

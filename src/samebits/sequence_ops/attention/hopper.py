@@ -17,14 +17,17 @@ LINE = 64
 
 
 def unsuited(arch: int, packed: bool, *tensors: Tensor) -> str | None:
-    """Why the kernels cannot take these tensors (B, S, H, D), or None."""
+    """Why the kernels cannot take this call, whatever the strides of its tensors (B, S, H, D), or None."""
     if arch != ARCH:
         return f"its instructions are those of compute capability {ARCH / 10}"
     if packed:
         return "they know no packed documents"
+    return "there is nothing to read" if any(tensor.numel() == 0 for tensor in tensors) else None
+
+
+def unreadable(*tensors: Tensor) -> str | None:
+    """Why the copy engine cannot read these tensors, or None."""
     for tensor in tensors:
-        if tensor.numel() == 0:
-            return "there is nothing to read"
         strides = [stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1]
         if tensor.data_ptr() % 16 or any(stride * tensor.element_size() % 16 for stride in strides):
             return "the copy engine reads rows that start at multiples of 16 bytes"

@@ -19,7 +19,8 @@ from torch import Tensor
 from samebits.bench.timing import CudaMachine, Failure, Sample
 from samebits.bench.work import Run, Work
 from samebits.exact.bits import bits
-from samebits.sequence_ops.attention import api, contracts, op
+from samebits.sequence_ops.attention import api, contracts
+from samebits.sequence_ops.attention.choice import FEW_QUERIES
 from samebits.sequence_ops.attention.peers import PEERS, Attention
 from samebits.sequence_ops.attention.targets import CUDNN, FLASH, FLASH_DETERMINISTIC, SHAPE, STRETCH, TARGETS
 
@@ -108,7 +109,7 @@ def rows_of(direction: str, length: int, found: dict[str, Sample | Failure]) -> 
     """The line of each contract: its time, its speed, and the ratio of every peer's time to it."""
     flops = (4 if direction == "fwd" else 10) * length * length * math.prod(size for _, size in SHAPE)
     rows = []
-    backend = "triton" if length <= op.FEW_QUERIES else "cuda"  # on Hopper, by default
+    backend = "triton" if length <= FEW_QUERIES else "cuda"  # on Hopper, by default
     for contract in contracts.RECIPES:
         mine = found[contract]
         row: dict[str, Any] = {"op": contracts.NAME, "contract": contract, "backend": backend, "direction": direction}

@@ -6,25 +6,25 @@ declaration of ``samebits.contract`` does not describe it; what follows there fr
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from samebits import dispatch
+from samebits import observers
 from samebits.autograd import refuse_second_derivative
-from samebits.contract import BackendSpec
-from samebits.dispatch import UnsupportedError
 from samebits.operator import LIBRARY, announce
 from samebits.runtime import device as devices
-from samebits.sequence_ops.attention import contracts, hopper, reference
+from samebits.sequence_ops.attention import contracts, reference
 from samebits.sequence_ops.attention.checks import Problem, check, check_bounds, check_gradient
+from samebits.sequence_ops.attention.choice import Decision, decide
+from samebits.sequence_ops.attention.contracts import Recipe
+from samebits.sequence_ops.attention.spec import SPEC
 
-BACKENDS = (BackendSpec("cuda", min_arch=90), BackendSpec("triton", min_arch=80), BackendSpec("reference"))
-FEW_QUERIES = 64
-"""Up to these a tile of the CUDA kernels would mostly be empty, and the other backend's is smaller."""
+BACKENDS = SPEC.backends
+GRADIENTS = ("grad_q", "grad_k", "grad_v")
 _told: set[tuple[str, ...]] = set()
-Plan = TypeVar("Plan")
 
 _OPTIONS = "Tensor? cu_seqlens, Tensor? cu_seqlens_k, bool causal, float scale, str contract, str? backend"
 LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
@@ -34,43 +34,22 @@ LIBRARY.define(
 )
 
 
-def choose(device: torch.device, asked: str | None, no_cuda: str | None) -> str:
-    """The backend that runs a call there. UnsupportedError: the asked one cannot, or the policy forbids what is left.
-
-    ``no_cuda``: why the CUDA kernels do not take this call, or None.
-    """
-    names = [str(backend.name) for backend in BACKENDS]
-    if asked is not None and asked not in names:
-        known = ", ".join(map(repr, names))
-        raise UnsupportedError(f"{contracts.NAME} has no backend named {asked!r}; choose one of {known}")
-    why: dict[str, str] = {}
-    for backend in BACKENDS[:-1]:
-        found = dispatch.unable(backend, devices.info(device), devices.missing(backend.name))
-        if found is None and backend.name == "cuda" and no_cuda is not None:
-            found = f"the CUDA kernels do not take this call: {no_cuda}"
-        if found is None and asked in (None, backend.name):
-            return str(backend.name)
-        if found is not None and asked == backend.name:
-            raise UnsupportedError(f"{contracts.NAME}: {found}")
-        why[backend.name] = found or ""
-    if asked is None and device.type == "cuda":
-        reason = why["triton"]
-        announce(contracts.NAME, [((reason,), f"running on the slower backend 'reference': {reason}")], _told)
-    return "reference"
-
-
-def _choose(problem: Problem, asked: str | None, q: Tensor, k: Tensor, *others: Tensor) -> str:
-    """The CUDA kernels where they are faster, and can; where they cannot because of how the tensors lie, that is said."""
-    if asked not in (None, "cuda"):
-        return choose(q.device, asked, None)
-    arch = devices.info(q.device).arch
-    no_cuda = hopper.unsuited(arch, problem.packed, q, k, *others)
-    if asked is None and arch == hopper.ARCH:
-        if problem.queries <= FEW_QUERIES:
-            no_cuda = "few queries"
-        elif no_cuda is not None and k.numel() and not problem.packed:
-            announce(contracts.NAME, [((no_cuda,), f"running on the slower backend 'triton': {no_cuda}")], _told)
-    return choose(q.device, asked, no_cuda)
+def _decide(
+    problem: Problem,
+    recipe: Recipe,
+    backward: bool,
+    causal: bool,
+    asked: str | None,
+    tensors: Sequence[Tensor],
+    wanted: tuple[str, ...],
+) -> Decision:
+    """What runs the call. A slower backend that a caller could avoid is announced, or refused by the policy ``strict``."""
+    info = devices.info(tensors[0].device)
+    found = decide(problem, recipe, backward, causal, asked, info, tensors, wanted)
+    if found.announced:
+        notice = f"running on the slower backend {found.choice.backend!r}: {found.announced}"
+        announce(contracts.NAME, [((found.announced,), notice)], _told)
+    return found
 
 
 def _prepared(
@@ -107,25 +86,36 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     problem, cu_q, cu_k = _prepared(contracts.NAME, q, k, v, cu_seqlens, cu_seqlens_k, scale, contract)
     recipe = contracts.recipe(contract)
-    chosen = _choose(problem, backend, q, k, v)
-    factor = contracts.fp32(scale)
-    if chosen == "reference":
-        return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, factor)
+    decision = _decide(problem, recipe, False, causal, backend, (q, k, v), ("out", "lse"))
+    results = _run(decision, problem, recipe, q, k, v, cu_q, cu_k, causal, contracts.fp32(scale))
+    if observers.OBSERVERS:
+        observers.tell(contracts.NAME, False, (q, k, v, cu_seqlens, cu_seqlens_k), results, decision)
+    return results
+
+
+def _run(
+    decision: Decision,
+    problem: Problem,
+    recipe: Recipe,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    plan: Any = decision.choice.plan
+    if decision.choice.backend == "reference":
+        return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, scale)
     with torch.cuda.device(q.device):
-        if chosen == "cuda":
+        if decision.choice.backend == "cuda":
             from samebits.sequence_ops.attention import cuda
 
-            best = cuda.plans(recipe, problem.head_dim, causal, problem.queries)
-            return cuda.forward(problem, recipe, _picked(best), q, k, v, causal, factor)
+            return cuda.forward(problem, recipe, plan, q, k, v, causal, scale)
         from samebits.sequence_ops.attention import triton
 
-        plan = _picked(triton.plans(problem, devices.info(q.device).arch))
-        return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, factor)
-
-
-def _picked(plans: tuple[Plan, ...]) -> Plan:
-    """The best, or what ``samebits.force_plan`` asks for."""
-    return plans[dispatch.forced_plan() % len(plans)]
+        return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
 
 
 def _backward(
@@ -148,25 +138,40 @@ def _backward(
     check_gradient(title, q, out, lse, grad_out)
     _check_wanted(title, wanted)
     grad_out, out, lse = grad_out.contiguous(), out.contiguous(), lse.contiguous()
+    names = tuple(name for name, want in zip(GRADIENTS, wanted, strict=True) if want)
+    decision = _decide(problem, contracts.recipe(contract), True, causal, backend, (q, k, v, grad_out), names)
     tensors = (q, k, v, out, lse, grad_out)
-    chosen = _choose(problem, backend, q, k, v, grad_out)
-    factor = contracts.fp32(scale)
-    by = (wanted[0], wanted[1] or wanted[2])
-    if chosen == "reference":
-        results = reference.backward(problem, *tensors, cu_q, cu_k, causal, factor)
-    else:
-        with torch.cuda.device(q.device):
-            if chosen == "cuda":
-                from samebits.sequence_ops.attention import cuda_backward
-
-                results = cuda_backward.backward(problem, _picked(cuda_backward.plans()), *tensors, causal, factor, by)
-            else:
-                from samebits.sequence_ops.attention import triton_backward
-
-                plan = _picked(triton_backward.plans(problem.head_dim, causal, devices.info(q.device).arch))
-                results = triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, factor, by)
-    grad_q, grad_k, grad_v = (r if want else r.new_empty(0) for r, want in zip(results, wanted, strict=True))
+    made = _run_backward(decision, problem, tensors, cu_q, cu_k, causal, contracts.fp32(scale), wanted)
+    grad_q, grad_k, grad_v = (r if want else r.new_empty(0) for r, want in zip(made, wanted, strict=True))
+    if observers.OBSERVERS:
+        given = (grad_out, q, k, v, out, lse, cu_seqlens, cu_seqlens_k)
+        observers.tell(contracts.NAME, True, given, (grad_q, grad_k, grad_v), decision)
     return grad_q, grad_k, grad_v
+
+
+def _run_backward(
+    decision: Decision,
+    problem: Problem,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    causal: bool,
+    scale: float,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``tensors``: q, k, v, out, lse, grad_out."""
+    by = (wanted[0], wanted[1] or wanted[2])
+    plan: Any = decision.choice.plan
+    if decision.choice.backend == "reference":
+        return reference.backward(problem, *tensors, cu_q, cu_k, causal, scale)
+    with torch.cuda.device(tensors[0].device):
+        if decision.choice.backend == "cuda":
+            from samebits.sequence_ops.attention import cuda_backward
+
+            return cuda_backward.backward(problem, plan, *tensors, causal, scale, by)
+        from samebits.sequence_ops.attention import triton_backward
+
+        return triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)
 
 
 def _check_wanted(title: str, wanted: list[bool]) -> None:

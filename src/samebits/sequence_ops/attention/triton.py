@@ -6,6 +6,7 @@ contract's order, and a block that lies wholly behind a causal query leaves it a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from samebits.checks import layout_of
 from samebits.exact.special import LOG2_SERIES, LOG2_SPLIT
-from samebits.runtime.triton_launch import build, kernel, launch, product
+from samebits.runtime.triton_launch import build, kernel, launch, pointer, product
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.contracts import Recipe
@@ -317,10 +318,12 @@ class Plan:
 
 
 def plans(problem: Problem, arch: int) -> tuple[Plan, ...]:
-    """Best first. What is below sm_90 has no room in shared memory for a second pair of key blocks."""
+    """Best first, and the first spills no register. Below sm_90 there is no room for a second pair of wide key blocks."""
     if arch < 90:
-        return (Plan(64, 8, 1), Plan(128, 8, 1))
-    wide, narrow = Plan(128, 8, 2), Plan(64, 4, 2)
+        return (Plan(64, 8, 1 if problem.head_dim == 128 else 2), Plan(128, 8, 1))
+    if arch >= 100:
+        return (Plan(128, 8, 1), Plan(64, 8, 2))
+    wide, narrow = Plan(128, 8, 2), Plan(64, 8 if problem.head_dim == 128 else 4, 2)
     return (narrow, wide) if problem.queries <= 64 else (wide, narrow)
 
 
@@ -383,24 +386,23 @@ def forward(
 
 
 def builds(arch: int) -> tuple[Build, ...]:
-    """What runs at both head widths, for the audit: every contract, causal or not, one of them packed."""
+    """What runs by default on this architecture for tensors that are read 16 bytes at a time, for the audit."""
     return tuple(_builds(arch))
+
+
+VARIANTS = tuple(itertools.product((False, True), contracts.HEAD_DIMS, contracts.DTYPES, (False, True)))
+"""Causal, head_dim, dtype, packed: what a kernel is specialised by, beside its tiles and the contract."""
 
 
 def _builds(arch: int) -> Iterator[Build]:
     from samebits.audit.build import Build
 
-    for recipe in contracts.RECIPES.values():
-        for causal, head_dim, dtype, packed in (
-            (False, 128, "*bf16", False),
-            (True, 128, "*bf16", True),
-            (True, 64, "*fp16", False),
-        ):
-            problem = Problem(1, 4096, 4096, 8, 8, head_dim, packed, 1)
-            plan = plans(problem, arch)[0]
-            index = "*i64" if packed else None
-            pointers: dict[str, str | None] = dict.fromkeys(("q", "k", "v", "out"), dtype)
-            pointers |= {"lse": "*fp32"}
-            pointers |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
+    for recipe, (causal, head_dim, dtype, packed) in itertools.product(contracts.RECIPES.values(), VARIANTS):
+        index = "*i64" if packed else None
+        pointers: dict[str, str | None] = dict.fromkeys(("q", "k", "v", "out"), pointer(dtype))
+        pointers |= {"lse": "*fp32"}
+        pointers |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
+        for queries in (1, 4096):
+            plan = plans(Problem(1, queries, 4096, 8, 8, head_dim, packed, 1), arch)[0]
             fixed = constants(recipe, head_dim, causal, plan, True)
             yield Build(build(_forward, pointers, plan.num_warps, **fixed), (recipe.contract.name,))

@@ -15,10 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from samebits.runtime.triton_launch import build, halving_tree, kernel, launch, product
+from samebits.runtime.triton_launch import build, halving_tree, kernel, launch, pointer, product
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
-from samebits.sequence_ops.attention.triton import aligned, keys_of_tile, load_rows, sequence_of, store_rows, tiles
+from samebits.sequence_ops.attention.triton import (
+    VARIANTS,
+    aligned,
+    keys_of_tile,
+    load_rows,
+    sequence_of,
+    store_rows,
+    tiles,
+)
 
 if TYPE_CHECKING:
     from samebits.audit.build import Build
@@ -246,10 +254,12 @@ def plans(head_dim: int, causal: bool, arch: int) -> tuple[Plan, ...]:
     small = Plan(Tiling(32, 64, 8, 1), Tiling(64, 32, 4, 1))
     if arch < 90:
         return (small, Plan(Tiling(16, 64, 4, 1), Tiling(64, 16, 4, 1)))
-    if head_dim == 128 and not causal:
+    if head_dim == 128 and not causal and arch == 90:
         first = Plan(Tiling(32, 128, 8, 3), Tiling(128, 64, 8, 3))
+    elif head_dim == 128:
+        first = Plan(Tiling(32, 128, 8, 1), Tiling(128, 64, 8, 2))
     else:
-        first = Plan(Tiling(32 if head_dim == 128 else 64, 128, 8, 1 if causal else 2), Tiling(128, 64, 8, 2))
+        first = Plan(Tiling(64, 128, 8, 1 if causal or arch >= 100 else 2), Tiling(128, 64, 8, 2))
     return (first, Plan(Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2)), small)
 
 
@@ -317,7 +327,7 @@ def backward(
 
 
 def builds(arch: int) -> tuple[Build, ...]:
-    """What runs at both head widths, for the audit, causal or not, one of them packed."""
+    """What runs by default on this architecture for tensors that are read 16 bytes at a time, for the audit."""
     return tuple(_builds(arch))
 
 
@@ -325,14 +335,10 @@ def _builds(arch: int) -> Iterator[Build]:
     from samebits.audit.build import Build
 
     served = tuple(contracts.RECIPES)
-    for causal, head_dim, dtype, packed in (
-        (False, 128, "*bf16", False),
-        (True, 128, "*bf16", True),
-        (True, 64, "*fp16", False),
-    ):
+    for causal, head_dim, dtype, packed in VARIANTS:
         index = "*i64" if packed else None
         common: dict[str, str | None] = dict.fromkeys(
-            ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v"), dtype
+            ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v"), pointer(dtype)
         )
         common |= {"lse": "*fp32", "delta": "*fp32"}
         common |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
@@ -340,5 +346,5 @@ def _builds(arch: int) -> Iterator[Build]:
         for function, tiling in ((_keys, plan.by_key), (_queries, plan.by_query)):
             fixed = constants(tiling, head_dim, causal, True)
             yield Build(build(function, common, tiling.num_warps, **fixed), served)
-        if not packed:
+        if not packed and not causal:
             yield Build(build(_delta, common, 4, ROWS=DELTA_ROWS, D=head_dim), served)

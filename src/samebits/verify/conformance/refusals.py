@@ -71,6 +71,8 @@ class Refusals(Base):
         if backward:
             self._refused(subject, good, backward, ValueError, "wanted", wanted=[True] * 9)
             self._refused(subject, good, backward, TypeError, "grad_dtype", grad_dtype=torch.float16)
+        else:
+            self._refused(subject, good, backward, TypeError, "out_dtype", out_dtype=torch.int32)
         for scalar in self.spec.scalars:
             # E5
             for value in (float("nan"), float("inf"), -1.0, 0.0, scalar.minimum / 2):

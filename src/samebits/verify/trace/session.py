@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits import environment, observers, registry
+from samebits import catalogue, environment, observers
 from samebits.verify.trace import options as choices
 from samebits.verify.trace.attach import Attached
 from samebits.verify.trace.file import Trace, header
@@ -110,11 +110,10 @@ class Tracing:
             event = recorder.event("operator", "backward" if backward else recorder.phase(), path)
             # Not inputs: where the contract differs, the operator is what made the difference.
             event.cls, event.note = decision.choice.backend, f"contract {decision.call.contract}"
-            declared = registry.spec(operator).direction(backward)
-            given = [(arg.name, t) for arg, t in zip(declared.inputs, tensors, strict=True) if t is not None]
-            made = [(result.name, t) for result, t in zip(declared.results, results, strict=True)]
+            taken, returned = catalogue.tensors(operator, backward)
+            given = [(place, t) for place, t in zip(taken, tensors, strict=True) if t is not None]
             event.inputs = [recorder.record(event, place, t) for place, t in given]
-            event.outputs = [recorder.record(event, place, t) for place, t in made]
+            event.outputs = [recorder.record(event, p, t) for p, t in zip(returned, results, strict=True)]
             recorder.emit(event)
 
 
