@@ -188,7 +188,7 @@ class OperatorProvider(ReferenceProvider):
         op = _RUN_BY.get(name, name)
         return op in registry.names() and registry.spec(op).keeps(self.backend, CONTRACT)
 
-    def _forward(self, name: str, scalars: dict[str, float] | None = None, **given: Tensor) -> dict[str, Tensor]:
+    def _forward(self, name: str, scalars: dict[str, Any] | None = None, **given: Tensor) -> dict[str, Tensor]:
         op = registry.operator(name)
         tensors = [given[arg.name] for arg in op.spec.forward.inputs]
         results = op.forward(*tensors, contract=CONTRACT, backend=self.backend, **(scalars or {}))

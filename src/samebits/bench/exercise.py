@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _run(
         value = draw(spec, arg, range(rows), sizes, 1, DTYPES[dtype])
         drawn[arg.name] = _offset(value, device) if strided and arg.rows else value.to(device)
     drawn |= derived(spec, spec.forward, drawn, sizes)
-    scalars = {s.name: s.default for s in spec.scalars}
+    scalars: dict[str, Any] = {s.name: s.default for s in spec.scalars}
     forward = [drawn[arg.name] for arg in spec.forward.inputs]
     count = 0
     saved: tuple[Tensor, ...] = ()

@@ -75,6 +75,12 @@ def notes(lines: Sequence[dict[str, Any]]) -> list[str]:
             found[f"bits of {where}, {line['contract']}/{line['backend']}: {line['bits']}"] = None
         for name, reason in line["peers_skipped"].items():
             found[f"peer {name!r} at {where}: {reason}"] = None
+        for name, peer in line["peers"].items():
+            moved = [what for what, kept in peer.get("invariant", {}).items() if not kept]
+            if moved:
+                found[f"peer {name!r} at {where}: its rows have other bits with: {', '.join(moved)}"] = None
+        for name, same in line.get("same_bits_as", {}).items():
+            found[f"{where}, {line['contract']}: {'the' if same else 'NOT the'} bits of {name}"] = None
     return list(found)
 
 

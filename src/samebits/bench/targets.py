@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from samebits import catalogue
 from samebits.bench.case import Case, Direction
 
 
@@ -88,7 +89,7 @@ class Verdict:
 
 def of(op: str) -> tuple[Target, ...]:
     """The targets of an operator, or of the boundary of a model."""
-    for home in (f"samebits.ops.{op}", f"samebits.models.{op}"):
+    for home in (catalogue.home(op), f"samebits.models.{op}"):
         if importlib.util.find_spec(home) and importlib.util.find_spec(f"{home}.targets"):
             declared: tuple[Target, ...] = importlib.import_module(f"{home}.targets").TARGETS
             return declared

@@ -43,7 +43,7 @@ class Given:
     upstream: dict[str, Tensor]
 
 
-def default_scalars(op: Operator) -> dict[str, float]:
+def default_scalars(op: Operator) -> dict[str, Any]:
     return {scalar.name: scalar.default for scalar in op.spec.scalars}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from samebits import registry
+from samebits import catalogue, registry
 from samebits.bench.case import DIRECTIONS, ROWS, Case, Direction, sweep
+from samebits.catalogue import Declared
 from samebits.cli import arguments
 from samebits.cli.errors import UserError
 from samebits.contract import OpSpec
@@ -45,7 +48,7 @@ def bench(
         return
     if operator is None:
         raise UserError("name an operator (see `samebits list`), or give --targets FILE")
-    spec = registry.spec(operator)
+    spec = catalogue.declared(operator)
     cases = chosen_cases(spec, quick, direction, rows, size)
     contracts = (
         tuple(spec.contract(name).name for name in contract) if contract else tuple(c.name for c in spec.contracts)
@@ -69,13 +72,17 @@ def bench(
 
 
 def chosen_cases(
-    spec: OpSpec, quick: bool, direction: list[str] | None, rows: list[int] | None, size: list[str] | None
+    spec: Declared, quick: bool, direction: list[str] | None, rows: list[int] | None, size: list[str] | None
 ) -> tuple[Case, ...]:
     for name in direction or []:
         if name not in DIRECTIONS:
             raise UserError(f"--direction {name!r}: expected one of {', '.join(DIRECTIONS)}")
     directions = cast("tuple[Direction, ...]", tuple(direction or DIRECTIONS))
     sizes = arguments.sizes(size or [])
+    if not isinstance(spec, OpSpec):
+        counts = arguments.rows(rows or [])
+        found: tuple[Case, ...] = catalogue.part(spec.name, "measure").cases(quick, directions, counts, sizes)
+        return found
     free = {axis for axis, _ in spec.tuned}
     for axis in sizes:
         if axis not in free:
@@ -95,7 +102,7 @@ def chosen_cases(
     )
 
 
-def _backends(spec: OpSpec, asked: list[str] | None) -> tuple[str, ...]:
+def _backends(spec: Declared, asked: list[str] | None) -> tuple[str, ...]:
     known = [b.name for b in spec.backends]
     for name in asked or []:
         if name not in known:
@@ -112,7 +119,7 @@ def _need_gpu() -> None:
         )
 
 
-def _run(spec: OpSpec, cases: tuple[Case, ...], settings: Settings) -> list[dict[str, Any]]:
+def _run(spec: Declared, cases: tuple[Case, ...], settings: Settings) -> list[dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -132,9 +139,15 @@ def _run(spec: OpSpec, cases: tuple[Case, ...], settings: Settings) -> list[dict
             if not told.is_terminal:
                 print(f"bench {case.title}", flush=True)
 
-        lines.extend(run(registry.operator(spec.name), cases, settings, machine, environment.collect(), begin))
+        measure = functools.partial(run, registry.operator(spec.name)) if isinstance(spec, OpSpec) else _of(spec)
+        lines.extend(measure(cases, settings, machine, environment.collect(), begin))
         progress.update(task, completed=len(cases))
     return lines
+
+
+def _of(spec: Declared) -> Callable[..., Iterator[dict[str, Any]]]:
+    measure: Callable[..., Iterator[dict[str, Any]]] = catalogue.part(spec.name, "measure").run
+    return measure
 
 
 def _print(lines: list[dict[str, Any]]) -> None:

@@ -48,7 +48,7 @@ class Continued:
         self._opened = self._register() if carries else None
 
     def __call__(
-        self, tensors: Sequence[Tensor], contract: str, backend: str | None, **scalars: float
+        self, tensors: Sequence[Tensor], contract: str, backend: str | None, **scalars: Any
     ) -> tuple[Tensor, ...]:
         """The public results, then the carrier, if there is one and autograd has a use for it."""
         op = self.operator

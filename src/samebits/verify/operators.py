@@ -107,7 +107,7 @@ class OperatorSubject(Subject):
         self.chain_rows = self.spec.contract(contract).chain_rows
         self.promises_fold = self.chain_rows == 1
         self.canonical_nans = device.type == "cpu"
-        self.scalars = {s.name: s.default for s in self.spec.scalars}
+        self.scalars: dict[str, Any] = {s.name: s.default for s in self.spec.scalars}
         self.sizes = resolve_sizes(self.spec, sizes)
         self._golden = importlib.import_module(f"samebits.ops.{name}.golden")
         self.dtypes = self._choose_dtypes(dtype)

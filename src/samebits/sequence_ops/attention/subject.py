@@ -151,6 +151,13 @@ class Ours:
 
     def decision(self, given: Inputs, backward: bool) -> tuple[str, int]:
         """The backend that runs this, and how many plans it has. UnsupportedError: none."""
+        backend, plans = self._plans(given, backward)
+        return backend, len(plans)
+
+    def plan(self, given: Inputs, backward: bool) -> object:
+        return self._plans(given, backward)[1][0]
+
+    def _plans(self, given: Inputs, backward: bool) -> tuple[str, tuple[object, ...]]:
         info: DeviceInfo = devices.info(given.q.device)
         cu = [given.packing.get(name) for name in ("cu_seqlens", "cu_seqlens_k")]
         problem = check(SPEC.name, given.q, given.k, given.v, cu[0], cu[1], 1.0, self.contract)
@@ -158,7 +165,7 @@ class Ours:
         read = (given.q, given.k, given.v, *((given.grad_out,) if backward else ()))
         found = choice.decide(problem, recipe, backward, causal, self.backend, info, read, ())
         backend = next(b for b in SPEC.backends if b.name == found.choice.backend)
-        return backend.name, len(choice.plans(backend, problem, recipe, backward, causal, info.arch))
+        return backend.name, choice.plans(backend, problem, recipe, backward, causal, info.arch)
 
 
 class Theirs:
