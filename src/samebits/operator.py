@@ -52,8 +52,9 @@ class Decision:
     """For each input why it must be copied, or None."""
     copies: tuple[str, ...]
     """The inputs that no kernel can read in place, with the reason; they are copied to a dense layout, bytes unchanged."""
-    as_given: tuple[bool, ...]
-    """For each input whether a kernel sees the very tensor that was given, not a view or a copy of it."""
+    seen_as: tuple[tuple[int, ...] | bool, ...]
+    """For each input as what a kernel sees it: True for the very tensor that was given, a shape for a view of it, False for
+    what :func:`samebits.checks.as_rows` makes of it."""
     outputs: tuple[Output, ...]
     scalars: dict[str, float]
 
@@ -95,11 +96,18 @@ class Prepared:
 def _as_kernels_see(
     decision: Decision, args: tuple[TensorArg, ...], tensors: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
-    return {
-        arg.name: tensor if same else as_rows(arg, tensor, why)
-        for arg, tensor, same, why in zip(args, tensors, decision.as_given, decision.reasons, strict=True)
-        if tensor is not None
-    }
+    found = {}
+    for at, (arg, tensor) in enumerate(zip(args, tensors, strict=True)):
+        if tensor is None:
+            continue
+        seen = decision.seen_as[at]
+        if seen is True:
+            found[arg.name] = tensor
+        elif seen is False:
+            found[arg.name] = as_rows(arg, tensor, decision.reasons[at])
+        else:
+            found[arg.name] = tensor.view(seen)
+    return found
 
 
 class Operator:
@@ -253,12 +261,15 @@ class Operator:
                 installed[name] = why
         choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
-        as_given = tuple(tensor is None or (views[arg.name] is tensor) for arg, tensor in pairs)
+        seen_as = tuple(
+            True if tensor is None else _seen_as(tensor, views[arg.name], why)
+            for (arg, tensor), why in zip(pairs, reasons, strict=True)
+        )
         outputs = tuple(
             _output(r, shapes, r.name in wanted, _result_dtype(r, direction, request)) for r in direction.results
         )
         scalars = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
-        return Decision(call, choice, shapes, reasons, copies, as_given, outputs, scalars)
+        return Decision(call, choice, shapes, reasons, copies, seen_as, outputs, scalars)
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
@@ -356,6 +367,8 @@ class Operator:
             return self._backward_op(*args)
 
     def _scalar_values(self, given: dict[str, float]) -> list[float]:
+        if not given and not self.spec.scalars:
+            return []
         unknown = set(given) - {s.name for s in self.spec.scalars}
         if unknown:
             raise TypeError(f"{self.name}: unknown argument {sorted(unknown)[0]!r}")
@@ -423,6 +436,14 @@ def schema(spec: OpSpec, backward: bool) -> str:
     count = len(direction.results)
     returns = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
     return f"({', '.join(parts)}) -> {returns}"
+
+
+def _seen_as(given: Tensor, seen: Tensor, why: str | None) -> tuple[int, ...] | bool:
+    """What :class:`Decision` keeps of an input: what ``as_rows`` made of it, where a plain view does the same."""
+    if seen is given:
+        return True
+    shape = tuple(seen.shape)
+    return shape if why is None and given.view(shape).stride() == seen.stride() else False
 
 
 def _result_dtype(result: Result, direction: Pass, request: Request) -> torch.dtype:

@@ -127,7 +127,7 @@ LEANINGS = {
 
 @pytest.mark.parametrize("axis", LEANINGS)
 def test_what_depends_on_its_surroundings_fails_along_that_axis(axis: str) -> None:
-    """By less than the rounding of BF16, so accuracy does not see it."""
+    """H5: by less than the rounding of BF16, so accuracy does not see it."""
 
     def leaning(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
         return exact(q, k, v, **options)[0] * (1.0078125 if LEANINGS[axis](q, options) else 1.0)  # type: ignore[arg-type]

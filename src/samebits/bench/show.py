@@ -10,7 +10,7 @@ from rich.table import Table
 from samebits.bench.targets import Verdict
 from samebits.cli.output import table
 
-_RIGHT = ("us", "spread", "of copy", "GB/s", "host us", "extra MB", "T")
+_RIGHT = ("us", "spread", "of copy", "GB/s", "TFLOP/s", "host us", "extra MB", "T")
 
 
 def shape_text(line: dict[str, Any]) -> str:
@@ -22,7 +22,8 @@ def measured(lines: Sequence[dict[str, Any]]) -> Table:
     names = list(
         dict.fromkeys(name for line in lines for name in (*line.get("peers", {}), *line.get("peers_skipped", {})))
     )
-    ours = ("us", "spread", "GB/s", "of copy", "host us", "extra MB", "bits")
+    rated = any(line.get("tflops") for line in lines)
+    ours = ("us", "spread", "GB/s", "of copy", *(("TFLOP/s",) if rated else ()), "host us", "extra MB", "bits")
     made = table("Benchmark", "dir", "T", "shape", "contract", "backend", *ours, *names, right=(*_RIGHT, *names))
     for line in lines:
         where = (
@@ -54,6 +55,7 @@ def measured(lines: Sequence[dict[str, Any]]) -> Table:
             f"{line['us_min']:.2f}..{line['us_max']:.2f}",
             f"{line['gbps']:.0f}",
             f"{line['copy_fraction']:.3f}",
+            *((f"{line['tflops']:.0f}" if line["tflops"] else "",) if rated else ()),
             f"{line['host_us']:.1f}",
             f"{line['extra_bytes'] / 1e6:.2f}",
             "[green]checked[/green]" if line["bits_checked"] else "[red]NOT[/red]",

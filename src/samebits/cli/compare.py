@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits import registry
+from samebits import catalogue
+from samebits.catalogue import Declared
 from samebits.cli import arguments
 from samebits.cli.errors import UserError
 from samebits.contract import OpSpec
@@ -46,7 +47,7 @@ def compare(
     """
     from samebits.cli import output
     from samebits.compare import show
-    from samebits.compare.run import run
+    from samebits.compare.run import run as of_rows
 
     for path in (out, figure):
         if path is not None and not path.parent.is_dir():
@@ -54,6 +55,7 @@ def compare(
     if figure is not None:
         import matplotlib  # noqa: F401 - a missing one must show before minutes of work
     request = requested(operator, contract, backend, device, size or [], rows or [], quick, compiled, times, peers)
+    run = catalogue.part(operator, "comparison").run if operator in catalogue.of_sequences() else of_rows
     report = run(request, _progress())
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
@@ -89,15 +91,18 @@ def requested(
     from samebits.compare import scale
     from samebits.compare.request import Request
 
-    spec = registry.spec(operator)
+    spec = catalogue.declared(operator)
     name = spec.contract(contract).name
     where = _device(device)
-    chosen = scale.default(where.partition(":")[0], quick)
+    kind = where.partition(":")[0]
+    own = None if isinstance(spec, OpSpec) else catalogue.part(operator, "comparison")
+    chosen = scale.default(kind, quick) if own is None else own.scale(kind, quick)
     if rows:
         chosen = dataclasses.replace(chosen, timed=arguments.rows(rows))
     if compiled is not None:
         chosen = dataclasses.replace(chosen, compile=compiled)
-    sizes = _sizes(spec, arguments.sizes(size), chosen.widest)
+    given = arguments.sizes(size)
+    sizes = _sizes(spec, given, chosen.widest) if isinstance(spec, OpSpec) else own.sizes(given, kind)  # type: ignore[union-attr]
     known = [declared.name for declared in spec.backends]
     if backend is not None and backend not in known:
         raise UserError(f"--backend {backend!r}: {spec.name} has {', '.join(known)}")
@@ -111,7 +116,7 @@ def requested(
         peers_file=None if peers is None else str(peers),
         latency=times,
     )
-    if not request.peers():
+    if own is None and not request.peers():
         raise UserError(f"{operator} declares no peer; give a file with --peers")
     return request
 
@@ -141,13 +146,17 @@ def _sizes(spec: OpSpec, given: dict[str, int], widest: int | None) -> dict[str,
     return resolve_sizes(spec, spec.fitted(free) | given)
 
 
-def _backend(operator: str, contract: str, asked: str | None, device: str, spec: OpSpec, sizes: dict[str, int]) -> str:
+def _backend(
+    operator: str, contract: str, asked: str | None, device: str, spec: Declared, sizes: dict[str, int]
+) -> str:
     import torch
 
     from samebits.verify.operators import OperatorSubject
 
-    free = {axis: sizes[axis] for axis, _, _ in spec.size_limits}
     where = torch.device(device)
+    if not isinstance(spec, OpSpec):
+        return str(catalogue.part(operator, "comparison").backend(contract, asked, where, sizes))
+    free = {axis: sizes[axis] for axis, _, _ in spec.size_limits}
     subject = OperatorSubject(operator, contract, asked, where, dtype=None, rows=1, seed=0, sizes=free)
     return subject.chosen_backend()
 

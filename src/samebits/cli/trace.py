@@ -34,6 +34,9 @@ def trace(
         bool, typer.Option("--backward", help="With inputs: run the backward of the sum of the outputs too.")
     ] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Record the names of what each call launched.")] = False,
+    reuse: Annotated[
+        bool, typer.Option("--reuse/--no-reuse", help="Read a tensor again only when torch counted a write to it.")
+    ] = True,
 ) -> None:
     """Record digests of everything that a model's modules take and return, forward and backward, without changing a bit.
 
@@ -49,6 +52,7 @@ def trace(
         "rows": rows,
         "batch_axis": batch_axis,
         "kernels": kernels,
+        "reuse": reuse,
     }
     if running.is_script(target):
         if not Path(target).is_file():

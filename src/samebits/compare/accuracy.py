@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from samebits.compare.contestant import Found, Problem
-from samebits.verify.tolerance import judge
+from samebits.verify.tolerance import Tolerance, judge
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ def errors(found: Found, golden: dict[str, Tensor], problem: Problem) -> dict[st
 
 def _error(name: str, value: Tensor, golden: Tensor, problem: Problem) -> Error:
     gradient = name.startswith("grad_")
-    used, _ = judge(value, golden, problem.tolerance(name.removeprefix("grad_"), value.dtype, gradient))
+    return error_of(value, golden, problem.tolerance(name.removeprefix("grad_"), value.dtype, gradient))
+
+
+def error_of(value: Tensor, golden: Tensor, limit: Tolerance) -> Error:
+    """ValueError where the shapes differ."""
+    used, _ = judge(value, golden, limit)
     wide, exact = value.double(), golden.to(value.device).double()
     off = (wide - exact).abs()
     norm = float(exact.norm()) or 1.0

@@ -53,7 +53,7 @@ class Bench:
     # --- entries --------------------------------------------------------------------------------------------------
 
     def our_entry(self) -> dict[str, Any]:
-        return _guarded(_head(OURS, None), lambda entry: self._judge(entry, self.ours))
+        return guarded(head(OURS, None), lambda entry: self._judge(entry, self.ours))
 
     def entry(self, peer: Peer) -> dict[str, Any]:
         def fill(entry: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Bench:
             entry["equality"] = self._equality(made).to_json()
             self._judge(entry, made)
 
-        return _guarded(_head(peer.name, peer), fill)
+        return guarded(head(peer.name, peer), fill)
 
     def times(self, others: list[Peer]) -> dict[str, list[dict[str, Any]]]:
         """Of ours (under the empty name) and of these peers, interleaved."""
@@ -100,7 +100,7 @@ class Bench:
         return found
 
 
-def _head(name: str, peer: Peer | None) -> dict[str, Any]:
+def head(name: str, peer: Peer | None) -> dict[str, Any]:
     return {
         "name": name,
         "peer": None if peer is None else peer.name,
@@ -120,11 +120,11 @@ def _head(name: str, peer: Peer | None) -> dict[str, Any]:
 
 def not_compared(peer: Peer, mode: modes.Mode | None, status: str, reason: str) -> dict[str, Any]:
     """The entry of what was not run. It has no verdict."""
-    made = _head(peer.name if mode is None else f"{peer.name}, {mode.name}", peer)
+    made = head(peer.name if mode is None else f"{peer.name}, {mode.name}", peer)
     return made | {"mode": None if mode is None else mode.name, "status": status, "reason": reason, "process": None}
 
 
-def _guarded(entry: dict[str, Any], fill: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def guarded(entry: dict[str, Any], fill: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """What was found before an error stays in the entry, beside the error."""
     try:
         fill(entry)

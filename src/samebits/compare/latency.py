@@ -108,16 +108,16 @@ def _case(
     order = [made.name for made in works if isinstance(samples[made.name], Sample)]
     names = ("", *(other.name for other in others))
     return {
-        name: _entry(samples[made.name], samples[mine.name], order, machine.device)
+        name: entry(samples[made.name], samples[mine.name], order, machine.device)
         for name, made in zip(names, works, strict=True)
     }
 
 
-def _entry(sample: Sample | Failure, mine: Sample | Failure, order: list[str], device: torch.device) -> dict[str, Any]:
+def entry(sample: Sample | Failure, mine: Sample | Failure, order: list[str], device: torch.device) -> dict[str, Any]:
     if isinstance(sample, Failure):
         return {"failed": sample.reason}
     measured = device.type == "cuda"
-    entry: dict[str, Any] = {
+    found: dict[str, Any] = {
         "us": round(sample.us, 3),
         "us_min": round(sample.us_min, 3),
         "us_max": round(sample.us_max, 3),
@@ -128,9 +128,9 @@ def _entry(sample: Sample | Failure, mine: Sample | Failure, order: list[str], d
         "order": [in_turn(0, order), in_turn(1, order)],
     }
     if isinstance(mine, Sample):
-        entry |= {
+        found |= {
             "ours_us": round(mine.us, 3),
             "ratio": round(sample.us / mine.us, 4),
             "ours_extra_bytes": mine.extra_bytes if measured else None,
         }
-    return entry
+    return found

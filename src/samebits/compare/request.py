@@ -34,7 +34,7 @@ class Request:
     def peers(self) -> tuple[Peer, ...]:
         if self.peers_file is None:
             return peers.of(self.op)
-        return peers.validated(self.op, _declared_in(Path(self.peers_file)))
+        return peers.validated(self.op, declared_in(Path(self.peers_file)))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -45,7 +45,7 @@ def from_json(plain: dict[str, Any]) -> Request:
     return Request(**{**plain, "scale": Scale(**scale)})
 
 
-def _declared_in(path: Path) -> tuple[Peer, ...]:
+def declared_in(path: Path) -> tuple[Peer, ...]:
     """ValueError where the file has no ``PEERS``; OSError where there is none; what the file raises, as it is."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of peers")

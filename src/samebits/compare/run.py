@@ -51,12 +51,13 @@ def run(request: Request, begin: Callable[[str], None] = lambda name: None) -> d
             continue
         begin(f"{peer.name}, {mode.name}")
         found.append(in_mode(peer, mode, request, mine["digests"]))
-    return _plain(_report(request, found))
+    return report(request, found)
 
 
-def _report(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
+def report(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of entries, ours first; plain data."""
     broken = failures(found)
-    return {
+    made = {
         "kind": KIND,
         "schema": SCHEMA,
         **{name: getattr(request, name) for name in ("op", "contract", "backend", "device", "sizes", "peers_file")},
@@ -66,6 +67,8 @@ def _report(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
         "failures": broken,
         "contestants": found,
     }
+    plain: dict[str, Any] = _plain(made)
+    return plain
 
 
 def failures(found: list[dict[str, Any]]) -> list[str]:

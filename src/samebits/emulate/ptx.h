@@ -170,4 +170,25 @@ inline void mma(float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigne
 SAMEBITS_MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, emulate::Bfloat16)
 SAMEBITS_MMA(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, emulate::Float16)
 
+// The same of 8-bit integers, whose sums are exact; a register holds four of them.
+inline void mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(int& d0, int& d1, int& d2, int& d3, unsigned a0, unsigned a1, unsigned a2,
+                                                            unsigned a3, unsigned b0, unsigned b1, int c0, int c1, int c2, int c3) {
+  unsigned* const in = emulate::my_warp().in[emulate::lane];
+  in[0] = a0, in[1] = a1, in[2] = a2, in[3] = a3, in[4] = b0, in[5] = b1;
+  in[6] = unsigned(c0), in[7] = unsigned(c1), in[8] = unsigned(c2), in[9] = unsigned(c3);
+  const unsigned* const mine = emulate::meet("mma.s8", [](emulate::Warp& warp) {
+    const auto element = [&](int l, int word, int k) { return int((signed char)(warp.in[l][word] >> 8 * (k % 4))); };
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 4; ++i) {
+        unsigned sum = warp.in[l][6 + i];
+        for (int k = 0; k < 32; ++k) {
+          const int owner = k % 16 / 4, row = 4 * (l / 4) + owner, column = 4 * (l % 4 * 2 + i % 2) + owner;
+          sum += unsigned(element(row, k / 16 * 2 + i / 2, k) * element(column, 4 + k / 16, k));
+        }
+        warp.out[l][i] = sum;
+      }
+  });
+  d0 = int(mine[0]), d1 = int(mine[1]), d2 = int(mine[2]), d3 = int(mine[3]);
+}
+
 }  // namespace ptx

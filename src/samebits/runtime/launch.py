@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,68 +46,91 @@ def arch_name(arch: int) -> str:
 
 
 def launch(plan: Launch, *args: Any) -> None:
-    """Enqueue on the current stream of the current device. Tensors are passed as pointers, ints as 64-bit integers."""
-    import cuda.core
+    """Enqueue on the current stream of the current device.
 
-    config, kernel, stream = _prepared(plan)
-    cuda.core.launch(stream, config, kernel, *[a.data_ptr() if isinstance(a, Tensor) else a for a in args])
-
-
-def launch_with_maps(plan: Launch, *args: Any) -> None:
-    """As :func:`launch`, where an argument may also be a tensor map (:mod:`samebits.runtime.tensor_map`), passed by value."""
-    import ctypes
-
+    Tensors are passed as pointers, ints as 64-bit integers, a ``ctypes.c_float`` as it is and a tensor map
+    (:mod:`samebits.runtime.tensor_map`) by value. Everything a kernel is told lies in one row of words, and the driver gets their
+    addresses: packing each argument by its type costs more than all the rest of a launch.
+    """
     from cuda.bindings import driver
 
-    _, kernel, stream = _prepared(plan)
-    values, types = [], []
-    for argument in args:
+    ready = _prepared(plan)
+    count = len(args)
+    row, row_of_places = _rows(count)
+    words = row()
+    first = ctypes.addressof(words)
+    places = row_of_places(*range(first, first + 8 * count, 8))
+    for at, argument in enumerate(args):
         if isinstance(argument, Tensor):
-            argument = argument.data_ptr()
-        values.append(argument)
-        types.append(ctypes.c_int64 if isinstance(argument, int) else None)
-    x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
+            words[at] = argument.data_ptr()
+        elif isinstance(argument, int):
+            words[at] = argument
+        elif isinstance(argument, ctypes.c_float):
+            places[at] = ctypes.addressof(argument)
+        else:
+            places[at] = argument.getPtr()
+    stream = _stream(torch._C._cuda_getCurrentRawStream(ready.device))
     (status,) = driver.cuLaunchKernel(
-        driver.CUfunction(int(kernel.handle)), x, y, 1, plan.block, 1, 1, plan.shared, driver.CUstream(int(stream.handle)),
-        (tuple(values), tuple(types)), 0,
-    )  # fmt: skip
-    if int(status) != 0:
+        ready.function, ready.x, ready.y, 1, ready.block, 1, 1, ready.shared, stream, ctypes.addressof(places), 0
+    )
+    if status != 0:
         raise RuntimeError(f"{plan} was refused: {status}")
 
 
-def _prepared(plan: Launch) -> tuple[Any, Any, Any]:
-    """Configuration and loaded kernel of a plan, and the current stream, on the current device."""
-    import cuda.core
+@functools.cache
+def _rows(count: int) -> tuple[Any, Any]:
+    """The types of so many words and of so many addresses."""
+    return ctypes.c_int64 * count, ctypes.c_void_p * count
 
+
+launch_with_maps = launch
+
+
+class _Ready(NamedTuple):
+    """A plan on a device, its kernel loaded."""
+
+    plan: Launch
+    device: int
+    function: Any
+    x: int
+    y: int
+    block: int
+    shared: int
+
+
+def _prepared(plan: Launch) -> _Ready:
+    """The plan on the current device, which is current for this thread."""
     device = torch.cuda.current_device()
     if getattr(_bound, "device", None) != device:
+        import cuda.core
+
         # A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context.
         cuda.core.Device(device).set_current()
         _bound.device = device
     known = _ready.get((id(plan), device))
     if known is None:
-        config = cuda.core.LaunchConfig(grid=plan.grid, block=plan.block, shmem_size=plan.shared)
+        from cuda.bindings import driver
+
         kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+        x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
         if len(_ready) >= KNOWN_PLANS:
             _ready.clear()
-        known = _ready[(id(plan), device)] = (plan, config, kernel)
-    _, config, kernel = known
-    return config, kernel, _stream(torch._C._cuda_getCurrentRawStream(device))
+        known = _Ready(plan, device, driver.CUfunction(int(kernel.handle)), x, y, plan.block, plan.shared)
+        _ready[(id(plan), device)] = known
+    return known
 
 
 _bound = threading.local()
-_ready: dict[tuple[int, int], tuple[Launch, Any, Any]] = {}
+_ready: dict[tuple[int, int], _Ready] = {}
 """By identity of the plan, which is looked up far faster than by its value; the entry keeps the plan alive."""
 
 
 @functools.cache
 def _stream(handle: int) -> Any:
-    """A stream object per handle: making one costs more than a launch."""
-    import cuda.core
+    """A stream object per handle."""
+    from cuda.bindings import driver
 
-    if handle == 0:
-        return cuda.core.LEGACY_DEFAULT_STREAM
-    return cuda.core.Stream.from_handle(handle)
+    return driver.CUstream(handle)
 
 
 @functools.cache

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from samebits.autograd import refuse_second_derivative, refuse_tangents
-from samebits.sequence_ops.attention import contracts
-
-importlib.import_module("samebits.sequence_ops.attention.op")  # registers the torch operators
+from samebits.sequence_ops.attention import contracts, op
 
 
 def attention(
@@ -52,10 +49,7 @@ def attention(
     _check_types(contracts.NAME, given, cu_seqlens, cu_seqlens_k, causal, scale)
     refuse_tangents(contracts.NAME, (q, k, v))
     factor = _scale(q, scale)
-    out, lse = torch.ops.samebits.attention.default(
-        q, k, v, cu_seqlens, cu_seqlens_k, causal, factor, contract, backend
-    )
-    return out, lse
+    return op.forward(q, k, v, cu_seqlens, cu_seqlens_k, causal, factor, contract, backend)
 
 
 def attention_backward(
@@ -87,9 +81,7 @@ def attention_backward(
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
         refuse_second_derivative(title)
     mask = list(wanted)
-    results = torch.ops.samebits.attention_backward.default(
-        *tensors, cu_seqlens, cu_seqlens_k, causal, _scale(q, scale), contract, backend, mask
-    )
+    results = op.backward(*tensors, cu_seqlens, cu_seqlens_k, causal, _scale(q, scale), contract, backend, mask)
     grad_q, grad_k, grad_v = (r if want else None for r, want in zip(results, mask, strict=True))
     return grad_q, grad_k, grad_v
 

@@ -1,36 +1,33 @@
-"""``samebits bench attention``: times beside torch's own attentions, whose rows are watched too, with bits verified in the same run."""
+"""``samebits bench attention``: times beside those of torch's own attentions."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from samebits.bench import results
-from samebits.bench.bits import chosen_rows
 from samebits.bench.case import Case, Direction
 from samebits.bench.run import Settings
 from samebits.bench.targets import quick_cases
 from samebits.bench.timing import Failure, Machine, Sample
 from samebits.bench.work import Run, Work, through_autograd
 from samebits.environment import Environment
-from samebits.exact.bits import bits
-from samebits.exact.compare import first_difference
 from samebits.sequence_ops.attention import api, contracts
-from samebits.sequence_ops.attention.peers import PEERS, Attention
+from samebits.sequence_ops.attention.evidence import PeerRows, compared, expected, invariance, rows_of_peers, same
+from samebits.sequence_ops.attention.peers import DETERMINISTIC, PEERS, TIMED, Attention
 from samebits.sequence_ops.attention.subject import Inputs, Kind, Ours
-from samebits.sequence_ops.attention.targets import CUDNN, FLASH, FLASH_DETERMINISTIC, SHAPE, STRETCH
+from samebits.sequence_ops.attention.targets import CUDNN, FLASH, SHAPE, STRETCH
 
 ROWS = (1, 16, 64, 264, 925, 3160, 16384)
 """Lengths: queries, and as many keys, of one sequence that is not causal."""
+T = TypeVar("T")
 SAME_BITS_AS = {"cudnn": CUDNN, "fa2": FLASH}
 """The peer whose bits a contract has, where that peer does not leave them."""
-TIMED = (CUDNN, FLASH, "efficient")
 
 
 def cases(
@@ -71,11 +68,11 @@ def run(
 def _measure(case: Case, settings: Settings, machine: Machine, environment: Environment) -> Iterator[dict[str, Any]]:
     given = drawn(case, machine.device)
     ours = {(c, b): Ours(c, b) for c in settings.contracts for b in settings.backends}
-    works = {key: _ours(case, given, one) for key, one in ours.items()}
+    works = {key: ours_of(case, given, one) for key, one in ours.items()}
     others = _peers(case, given) if settings.with_peers else []
     found = machine.measure([*works.values(), *others])
     beside = {other.name: found[other.name] for other in others}
-    rows = _rows_of_peers(case, given, settings.with_peers)
+    rows = rows_of_peers(case, given, settings.with_peers)
     for contract in settings.contracts:
         truth: dict[str, Tensor] | None = None
         for backend in settings.backends:
@@ -90,11 +87,12 @@ def _measure(case: Case, settings: Settings, machine: Machine, environment: Envi
 
 def drawn(case: Case, device: torch.device) -> Inputs:
     """Random numbers of the device: at these sizes others take minutes."""
-    heads, head_dim = (dict(case.sizes)[axis] for axis in ("H", "D"))
+    sizes = dict(case.sizes)
+    kind = Kind(False, sizes["D"], sizes["H"], sizes.get("H_kv", sizes["H"]))
     generator = torch.Generator(device).manual_seed(case.rows)
-    shape = (1, case.rows, heads, head_dim)
-    q, k, v, grad_out = (torch.randn(shape, device=device, generator=generator).bfloat16() for _ in range(4))
-    return Inputs(Kind(False, head_dim, heads, heads), q, k, v, grad_out, {})
+    shapes = [(1, case.rows, heads, kind.head_dim) for heads in (kind.heads, kind.kv_heads, kind.kv_heads, kind.heads)]
+    q, k, v, grad_out = (torch.randn(shape, device=device, generator=generator).bfloat16() for shape in shapes)
+    return Inputs(kind, q, k, v, grad_out, {})
 
 
 # --- what is timed ----------------------------------------------------------------------------------------------------
@@ -104,7 +102,7 @@ def _leaves(given: Inputs) -> list[Tensor]:
     return [tensor.detach().requires_grad_() for tensor in (given.q, given.k, given.v)]
 
 
-def _ours(case: Case, given: Inputs, ours: Ours) -> Work:
+def ours_of(case: Case, given: Inputs, ours: Ours) -> Work:
     """Forward and backward through the torch operators, both together through autograd."""
     name = f"{ours.contract}/{ours.backend}"
     options: dict[str, Any] = {"contract": ours.contract, "backend": ours.backend}
@@ -137,123 +135,32 @@ def _ours(case: Case, given: Inputs, ours: Ours) -> Work:
 
 
 def _peers(case: Case, given: Inputs) -> list[Work]:
-    works = [_peer(case, given, name, PEERS[name]) for name in TIMED]
-    if case.direction != "fwd":
-        works.append(_deterministic(_peer(case, given, FLASH_DETERMINISTIC, PEERS[FLASH])))
-    return works
+    names = TIMED if case.direction == "fwd" else (*TIMED, DETERMINISTIC)
+    return [peer_of(case, given, name, PEERS[name]) for name in names]
 
 
-def _peer(case: Case, given: Inputs, name: str, function: Attention) -> Work:
+def peer_of(case: Case, given: Inputs, name: str, function: Attention) -> Work:
+    """Through autograd; what is named so under ``torch.use_deterministic_algorithms``, which counts when it runs."""
+
     def prepare() -> Run:
         leaves = _leaves(given)
         upstream = [given.grad_out]
-        return through_autograd(name, function, leaves, leaves, upstream, case.direction).prepare()
+        made = through_autograd(name, function, leaves, leaves, upstream, case.direction)
+        if name != DETERMINISTIC:
+            return made.prepare()
+        run = deterministically(made.prepare)
+        return lambda: deterministically(run)
 
     return Work(name, prepare)
 
 
-def _deterministic(work: Work) -> Work:
-    """The same under ``torch.use_deterministic_algorithms``, which its backward asks for when it runs."""
-
-    def under(function: Callable[[], Any]) -> Any:
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)
-        try:
-            return function()
-        finally:
-            torch.use_deterministic_algorithms(before)
-
-    def prepare() -> Run:
-        run: Run = under(work.prepare)
-        return lambda: under(run)  # type: ignore[no-any-return]
-
-    return Work(work.name, prepare)
-
-
-# --- rows and bits ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PeerRows:
-    """Of one forward: each peer's invariance by what was changed, or why there is none, and its result."""
-
-    invariant: dict[str, dict[str, bool]]
-    outs: dict[str, Tensor]
-
-
-def _rows_of_peers(case: Case, given: Inputs, asked: bool) -> PeerRows:
-    found = PeerRows({}, {})
-    for name in TIMED if asked and case.direction == "fwd" else ():
-        try:
-            found.outs[name] = PEERS[name](given.q, given.k, given.v)
-            found.invariant[name] = invariance(PEERS[name], given.q, given.k, given.v)
-        except RuntimeError:  # no library takes every length; its time, which is left out, says why
-            continue
-    return found
-
-
-def invariance(function: Attention, q: Tensor, k: Tensor, v: Tensor) -> dict[str, bool]:
-    """Whether rows keep their bits with fewer queries, fewer heads, in another batch, and in a second run."""
-    with torch.no_grad():
-        out = function(q, k, v)
-        queries, heads = q.shape[1], q.shape[2]
-        half = slice(0, max(1, heads // 2))
-        found = {"again": _same(function(q, k, v), out)}
-        for rows in (1, 17, 160):
-            if rows < queries:
-                found[f"last {rows} queries"] = _same(function(q[:, -rows:], k, v), out[:, -rows:])
-        if k.shape[2] == heads and heads > 1:
-            found["half of the heads"] = _same(function(q[:, :, half], k[:, :, half], v[:, :, half]), out[:, :, half])
-        other = [torch.cat([t.flip(1), t]) for t in (q, k, v)]
-        found["second in a batch of two"] = _same(function(other[0], other[1], other[2])[1:], out)
-    return found
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(bits(a.contiguous()), bits(b.contiguous()))
-
-
-def _sampled(tensor: Tensor) -> Tensor:
-    """Some positions of the first and the last head, of (1, S, H, D)."""
-    rows = torch.tensor(chosen_rows(tensor.shape[1]), device=tensor.device)
-    return _ends(tensor)[:, rows]
-
-
-def _ends(tensor: Tensor) -> Tensor:
-    heads = torch.tensor(sorted({0, tensor.shape[2] - 1}), device=tensor.device)
-    return tensor[:, :, heads]
-
-
-def expected(case: Case, given: Inputs, contract: str) -> dict[str, Tensor]:
-    """What the reference says of some queries, and of some keys with all queries, of two heads: parts that stand for themselves."""
-    options: dict[str, Any] = {"contract": contract, "backend": "reference"}
-    q, k, v = _sampled(given.q), _ends(given.k), _ends(given.v)
-    with torch.no_grad():
-        out, lse = api.attention(q, k, v, **options)
-        if case.direction == "fwd":
-            return {"out": out, "lse": lse}
-        grad_q, _, _ = api.attention_backward(_sampled(given.grad_out), q, k, v, out, lse, **options)
-        # The sums over all queries need out and lse of all: those of another backend, whose sample is compared with these.
-        whole, logs = api.attention(_ends(given.q), k, v, contract=contract)
-        some = (_sampled(given.k), _sampled(given.v))
-        _, grad_k, grad_v = api.attention_backward(_ends(given.grad_out), _ends(given.q), *some, whole, logs, **options)
-    assert grad_q is not None and grad_k is not None and grad_v is not None
-    gradients = {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
-    return gradients if case.direction == "bwd" else {"out": out, "lse": lse, **gradients}
-
-
-def compared(outputs: Sequence[Tensor], truth: Mapping[str, Tensor]) -> tuple[bool, str]:
-    """Whether the samples are those of ``truth``, and what was compared or the first difference."""
-    count = 0
-    for (name, exact), output in zip(truth.items(), outputs, strict=True):
-        found = (
-            _sampled(output.transpose(1, 2)[..., None])[..., 0].transpose(1, 2) if name == "lse" else _sampled(output)
-        )
-        difference = first_difference(found.contiguous(), exact.contiguous())
-        if difference is not None:
-            return False, f"{name} of the sample differs: {difference}"
-        count = max(count, found.shape[1]) if name != "lse" else count
-    return True, f"{count} positions of the first and last head: {', '.join(truth)}"
+def deterministically(function: Callable[[], T]) -> T:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        return function()
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -274,15 +181,20 @@ def line(
     right, scope = compared(sample.outputs, truth)
     extra: dict[str, Any] = {}
     if case.direction == "fwd":
-        own = invariance(lambda q, k, v: api.attention(q, k, v, contract=ours.contract, backend=ours.backend)[0], given.q, given.k, given.v)  # fmt: skip
+        own = invariance(ours.out, given.q, given.k, given.v)
         extra["invariant"] = own
         if not all(own.values()):
             right, scope = False, f"rows change: {', '.join(name for name, kept in own.items() if not kept)}"
         peer = SAME_BITS_AS[ours.contract]
         if peer in rows.outs:
-            extra["same_bits_as"] = {peer: _same(sample.outputs[0], rows.outs[peer])}
+            extra["same_bits_as"] = {peer: same(sample.outputs[0], rows.outs[peer])}
     moved, written, flops = work_of(case)
-    made = {"op": case.op, "contract": ours.contract, "backend": ours.backend, "direction": case.direction}
+    made: dict[str, Any] = {
+        "op": case.op,
+        "contract": ours.contract,
+        "backend": ours.backend,
+        "direction": case.direction,
+    }
     made |= {"shape": case.shape(), "dtype": results.case_dtype(case)}
     made |= results.timing(sample, beside, moved, (right, scope), machine, environment)
     for name, entry in made["peers"].items():

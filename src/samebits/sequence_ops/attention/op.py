@@ -6,14 +6,16 @@ declaration of ``samebits.contract`` does not describe it; what follows there fr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from samebits import observers
+from samebits import dispatch, observers
 from samebits.autograd import refuse_second_derivative
+from samebits.observers import unwatched
 from samebits.operator import LIBRARY, announce
 from samebits.runtime import device as devices
 from samebits.sequence_ops.attention import contracts, reference
@@ -23,6 +25,7 @@ from samebits.sequence_ops.attention.contracts import Recipe
 from samebits.sequence_ops.attention.spec import SPEC
 
 BACKENDS = SPEC.backends
+RESULTS = ("out", "lse")
 GRADIENTS = ("grad_q", "grad_k", "grad_v")
 _told: set[tuple[str, ...]] = set()
 
@@ -43,13 +46,65 @@ def _decide(
     tensors: Sequence[Tensor],
     wanted: tuple[str, ...],
 ) -> Decision:
-    """What runs the call. A slower backend that a caller could avoid is announced, or refused by the policy ``strict``."""
+    """What runs the call."""
     info = devices.info(tensors[0].device)
     found = decide(problem, recipe, backward, causal, asked, info, tensors, wanted)
+    _announce(found)
+    return found
+
+
+class _Ready(NamedTuple):
+    """What follows from the metadata of a call: looked up the next time, where no bounds have to be read."""
+
+    problem: Problem
+    decision: Decision
+
+
+KNOWN_CALLS = 4096
+_known: dict[tuple[Any, ...], _Ready] = {}
+
+
+def _ready(
+    title: str,
+    backward: bool,
+    tensors: tuple[Tensor, ...],
+    cu_seqlens: tuple[Tensor | None, Tensor | None],
+    causal: bool,
+    scale: float,
+    contract: str,
+    asked: str | None,
+    wanted: tuple[str, ...],
+) -> tuple[_Ready, Tensor | None, Tensor | None]:
+    """The checked call, what runs it, and its bounds. ``tensors``: q, k, v; of a backward also grad_out, out, lse."""
+    key: list[Any] = [backward, causal, scale, contract, asked, wanted, dispatch.forced_plan()]
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            key += tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 16, tensor.device
+    found = tuple(key)
+    known = _known.get(found)
+    q, k, v, *upstream = tensors
+    dense = cu_seqlens[0] is None and cu_seqlens[1] is None
+    if known is not None and dense:
+        _announce(known.decision)
+        return known, None, None
+    problem, cu_q, cu_k = _prepared(title, q, k, v, *cu_seqlens, scale, contract)
+    if backward:
+        grad_out, out, lse = upstream
+        check_gradient(title, q, out, lse, grad_out)
+    read = (q, k, v, upstream[0].contiguous()) if backward else (q, k, v)
+    ready = _Ready(problem, _decide(problem, contracts.recipe(contract), backward, causal, asked, read, wanted))
+    if dense:
+        if len(_known) >= KNOWN_CALLS:
+            _known.clear()
+        _known[found] = ready
+    return ready, cu_q, cu_k
+
+
+def _announce(found: Decision) -> None:
+    """A slower backend that a caller could avoid: said once, or refused by the policy ``strict``."""
     if found.announced:
         notice = f"running on the slower backend {found.choice.backend!r}: {found.announced}"
         announce(contracts.NAME, [((found.announced,), notice)], _told)
-    return found
 
 
 def _prepared(
@@ -84,18 +139,27 @@ def _forward(
     contract: str,
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
-    problem, cu_q, cu_k = _prepared(contracts.NAME, q, k, v, cu_seqlens, cu_seqlens_k, scale, contract)
-    recipe = contracts.recipe(contract)
-    decision = _decide(problem, recipe, False, causal, backend, (q, k, v), ("out", "lse"))
-    results = _run(decision, problem, recipe, q, k, v, cu_q, cu_k, causal, contracts.fp32(scale))
+    bounds = (cu_seqlens, cu_seqlens_k)
+    ready, cu_q, cu_k = _ready(contracts.NAME, False, (q, k, v), bounds, causal, scale, contract, backend, RESULTS)
+    with _on(q):
+        results = _run(ready, contracts.recipe(contract), q, k, v, cu_q, cu_k, causal, contracts.fp32(scale))
     if observers.OBSERVERS:
-        observers.tell(contracts.NAME, False, (q, k, v, cu_seqlens, cu_seqlens_k), results, decision)
+        observers.tell(contracts.NAME, False, (q, k, v, *bounds), results, ready.decision)
     return results
 
 
+def _on(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """The device of a tensor, made current where it is not."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(tensor.device)
+
+
+_HERE = contextlib.nullcontext()
+
+
 def _run(
-    decision: Decision,
-    problem: Problem,
+    ready: _Ready,
     recipe: Recipe,
     q: Tensor,
     k: Tensor,
@@ -105,17 +169,17 @@ def _run(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
+    problem, decision = ready
     plan: Any = decision.choice.plan
     if decision.choice.backend == "reference":
         return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, scale)
-    with torch.cuda.device(q.device):
-        if decision.choice.backend == "cuda":
-            from samebits.sequence_ops.attention import cuda
+    if decision.choice.backend == "cuda":
+        from samebits.sequence_ops.attention import cuda
 
-            return cuda.forward(problem, recipe, plan, q, k, v, causal, scale)
-        from samebits.sequence_ops.attention import triton
+        return cuda.forward(problem, recipe, plan, q, k, v, causal, scale)
+    from samebits.sequence_ops.attention import triton
 
-        return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
+    return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
 
 
 def _backward(
@@ -134,24 +198,23 @@ def _backward(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     title = f"{contracts.NAME}_backward"
-    problem, cu_q, cu_k = _prepared(title, q, k, v, cu_seqlens, cu_seqlens_k, scale, contract)
-    check_gradient(title, q, out, lse, grad_out)
     _check_wanted(title, wanted)
-    grad_out, out, lse = grad_out.contiguous(), out.contiguous(), lse.contiguous()
+    bounds = (cu_seqlens, cu_seqlens_k)
     names = tuple(name for name, want in zip(GRADIENTS, wanted, strict=True) if want)
-    decision = _decide(problem, contracts.recipe(contract), True, causal, backend, (q, k, v, grad_out), names)
-    tensors = (q, k, v, out, lse, grad_out)
-    made = _run_backward(decision, problem, tensors, cu_q, cu_k, causal, contracts.fp32(scale), wanted)
+    tensors = (q, k, v, grad_out, out, lse)
+    ready, cu_q, cu_k = _ready(title, True, tensors, bounds, causal, scale, contract, backend, names)
+    dense = (q, k, v, out.contiguous(), lse.contiguous(), grad_out.contiguous())
+    with _on(q):
+        made = _run_backward(ready, dense, cu_q, cu_k, causal, contracts.fp32(scale), wanted)
     grad_q, grad_k, grad_v = (r if want else r.new_empty(0) for r, want in zip(made, wanted, strict=True))
     if observers.OBSERVERS:
-        given = (grad_out, q, k, v, out, lse, cu_seqlens, cu_seqlens_k)
-        observers.tell(contracts.NAME, True, given, (grad_q, grad_k, grad_v), decision)
+        given = (grad_out, q, k, v, out, lse, *bounds)
+        observers.tell(contracts.NAME, True, given, (grad_q, grad_k, grad_v), ready.decision)
     return grad_q, grad_k, grad_v
 
 
 def _run_backward(
-    decision: Decision,
-    problem: Problem,
+    ready: _Ready,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     cu_q: Tensor | None,
     cu_k: Tensor | None,
@@ -160,18 +223,18 @@ def _run_backward(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``tensors``: q, k, v, out, lse, grad_out."""
+    problem, decision = ready
     by = (wanted[0], wanted[1] or wanted[2])
     plan: Any = decision.choice.plan
     if decision.choice.backend == "reference":
         return reference.backward(problem, *tensors, cu_q, cu_k, causal, scale)
-    with torch.cuda.device(tensors[0].device):
-        if decision.choice.backend == "cuda":
-            from samebits.sequence_ops.attention import cuda_backward
+    if decision.choice.backend == "cuda":
+        from samebits.sequence_ops.attention import cuda_backward
 
-            return cuda_backward.backward(problem, plan, *tensors, causal, scale, by)
-        from samebits.sequence_ops.attention import triton_backward
+        return cuda_backward.backward(problem, plan, *tensors, causal, scale, by)
+    from samebits.sequence_ops.attention import triton_backward
 
-        return triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)
+    return triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)
 
 
 def _check_wanted(title: str, wanted: list[bool]) -> None:
@@ -213,6 +276,40 @@ def _fake_backward(
     return grad_q, grad_k, grad_v
 
 
+def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Out and lse. ``arguments`` are those of the torch operator; past its dispatcher where nobody listens there."""
+    tensors = arguments[:5]
+    if torch.compiler.is_compiling() or not unwatched(tensors):
+        results: tuple[Tensor, Tensor] = torch.ops.samebits.attention.default(*arguments)
+    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors[:3]):
+        results = _Differentiable.apply(*arguments)
+    else:
+        results = _forward(*arguments)
+    return results
+
+
+def backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """All three gradients, likewise; the caller has seen to it that nobody asks for theirs."""
+    if torch.compiler.is_compiling() or not unwatched(arguments[:8]):
+        results: tuple[Tensor, Tensor, Tensor] = torch.ops.samebits.attention_backward.default(*arguments)
+        return results
+    return _backward(*arguments)
+
+
+class _Differentiable(torch.autograd.Function):
+    """What ``register_autograd`` makes of the functions below, for calls that do not go through the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *upstream)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_q, cu_k, *ctx.options = inputs
     out, lse = output
@@ -229,9 +326,7 @@ def _gradients(ctx: Any, grad_out: Tensor | None, _grad_lse: None) -> tuple[Tens
         return nothing
     q, k, v, out, lse, cu_q, cu_k = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:3])
-    results = torch.ops.samebits.attention_backward.default(
-        grad_out, q, k, v, out, lse, cu_q, cu_k, *ctx.options, wanted
-    )
+    results = backward(grad_out, q, k, v, out, lse, cu_q, cu_k, *ctx.options, wanted)
     return (*(r if want else None for r, want in zip(results, wanted, strict=True)), *nothing[3:])
 
 

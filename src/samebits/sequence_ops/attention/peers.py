@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from samebits.sequence_ops.attention.targets import CUDNN, FLASH
+from samebits.sequence_ops.attention.targets import CUDNN, FLASH, FLASH_DETERMINISTIC
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q (B, S_q, H, D), k and v (B, S_k, H_kv, D) to (B, S_q, H, D)."""
@@ -26,7 +26,16 @@ def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 PEERS: dict[str, Attention] = {
     CUDNN: functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
     FLASH: functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+    FLASH_DETERMINISTIC: functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
     "efficient": functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
     "math": functools.partial(_sdpa, SDPBackend.MATH),
 }
-"""Not causal. On a CPU only ``math`` and ``FlashAttention-2`` (torch's own of that name) exist."""
+"""Not causal. ``deterministic`` is for whoever runs a backward: under ``torch.use_deterministic_algorithms``."""
+DETERMINISTIC = FLASH_DETERMINISTIC
+TIMED = (CUDNN, FLASH, "efficient")
+"""``math`` holds all scores at once."""
+
+
+def unavailable(name: str, device: str) -> str | None:
+    """Why a peer cannot run on this type of device, or None. On a CPU torch has another attention of FlashAttention's name."""
+    return "it runs on an NVIDIA GPU alone" if device != "cuda" and name in (CUDNN, "efficient") else None

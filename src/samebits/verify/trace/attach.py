@@ -45,6 +45,8 @@ class Attached:
         owners = (wanted[1:] or wanted) if filtered else modules
         self._roots[id(outermost.module)] = owners
         self._managed = self._managed or any(is_managed(named.module) for named in modules)
+        if self._managed:
+            self._recorder.read_everything()
         for named in wanted:
             if not self.knows(named.module):  # two models may share one
                 self._named[id(named.module)] = named
@@ -131,7 +133,11 @@ class Attached:
             with self._ranges.own():
                 given = leaves(("output", output))
                 keep = recorder.options.keeps(event.path)
-                event.outputs = [recorder.record(event, where, tensor, keep=keep) for where, tensor in given.tensors]
+                # What was read before the call cannot stand for what it returns: it may have been written meanwhile.
+                event.outputs = [
+                    recorder.record(event, where, tensor, keep=keep, after=event.start)
+                    for where, tensor in given.tensors
+                ]
                 event.values, event.opaque = event.values | given.values, event.opaque + given.opaque
             if recorder.options.gradients:
                 self._gradients.after(call, given.tensors)

@@ -23,6 +23,8 @@ class Options:
     gradients: bool = True
     parameters: bool = True
     kernels: bool = False
+    reuse: bool = True
+    """A tensor that is known, by its storage and torch's count of writes, is not read again."""
 
     def wants(self, path: str) -> bool:
         return not self.modules or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.modules)
@@ -42,6 +44,7 @@ def make(
     gradients: bool,
     parameters: bool,
     kernels: bool,
+    reuse: bool,
 ) -> Options:
     """The options as a caller writes them. Raises TypeError or ValueError for what they cannot be."""
     if isinstance(tensors, bool):
@@ -60,6 +63,7 @@ def make(
         gradients=gradients,
         parameters=parameters,
         kernels=kernels,
+        reuse=reuse,
     )
 
 

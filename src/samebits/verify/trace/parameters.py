@@ -42,7 +42,8 @@ class Parameters:
         self._seen[name] = key
         event = self._recorder.event("parameter", self._recorder.phase(), name, type(tensor).__name__)
         if fresh:
-            record = self._recorder.record(event, name, tensor, rows=False, keep=self._recorder.options.keeps(name))
+            keep, after = self._recorder.options.keeps(name), event.start if again else -1
+            record = self._recorder.record(event, name, tensor, rows=False, keep=keep, after=after)
             self._records[key] = (weakref.ref(tensor), record)
         else:
             assert known is not None

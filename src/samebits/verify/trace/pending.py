@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,15 +16,29 @@ BOUND = 64 << 20
 row as much as a tensor of its size."""
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    record: TensorRecord
-    whole: Tensor
+@dataclass(eq=False)
+class Reading:
+    """One tensor as it was read: its sums on their way, and who waits for them; later the digests."""
+
+    whole: Tensor | None
     rows: Tensor | None
     size: int
     """Bytes of the tensor."""
     width: int
     """Bytes of a row."""
+    records: list[TensorRecord] = field(default_factory=list)
+    digests: tuple[str, str | None] | None = None
+    """Of the tensor and of its rows, once they are read."""
+    note: str = ""
+    """Why they were lost."""
+
+    def settle(self, record: TensorRecord) -> None:
+        """Hand over what was read."""
+        if self.digests is None:
+            record.note = self.note
+            record.row_shape = record.row_axis = None
+        else:
+            record.digest, record.rows = self.digests
 
 
 class Pending:
@@ -32,43 +46,56 @@ class Pending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Reading] = []
         self._bytes = 0
         self.error: RuntimeError | None = None
         """What the device raised when digests were read; those are lost, and their records say so."""
 
-    def add(self, record: TensorRecord, tensor: Tensor, lead: int = 0, axis: int = 0) -> None:
+    def add(self, record: TensorRecord, tensor: Tensor, lead: int = 0, axis: int = 0) -> Reading:
         """Launch the digest of ``tensor`` as it is now, and of its rows (``lead`` axes from ``axis`` on).
 
         ``record`` gets them when they are read.
         """
         whole, rows, width = digest.vectors(tensor, lead, axis)
+        reading = Reading(whole, rows, tensor.numel() * tensor.element_size(), width, [record])
         with self._lock:
-            self._waiting.append(_Waiting(record, whole, rows, tensor.numel() * tensor.element_size(), width))
+            self._waiting.append(reading)
             self._bytes += whole.nbytes + (0 if rows is None else rows.nbytes)
             if self._bytes > BOUND:
                 self._read()
+        return reading
+
+    def join(self, record: TensorRecord, reading: Reading) -> None:
+        """``record`` gets the digests of a tensor that was read before."""
+        with self._lock:
+            if reading.whole is None:
+                reading.settle(record)
+            else:
+                reading.records.append(record)
 
     def read(self) -> None:
-        """Wait for the devices and hand every digest to its record."""
+        """Wait for the devices and hand every digest to its records."""
         with self._lock:
             self._read()
 
     def _read(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
-        made = [found for w in waiting for found in (w.whole, w.rows) if found is not None]
+        made = [found for r in waiting for found in (r.whole, r.rows) if found is not None]
         try:
             here = _to_host(made)
         except RuntimeError as error:  # a kernel of the run failed, and the device with it
             self.error = self.error or error
-            for w in waiting:
-                w.record.note = f"lost: {type(error).__name__} when it was read"
-                w.record.row_shape = w.record.row_axis = None
-            return
-        for w in waiting:
-            w.record.digest = digest.text(digest.sums(here[id(w.whole)]), w.size)
-            if w.rows is not None:
-                w.record.rows = digest.text(digest.sums(here[id(w.rows)]), w.width)
+            here = {}
+        for reading in waiting:
+            if here:
+                rows = None if reading.rows is None else digest.text(digest.sums(here[id(reading.rows)]), reading.width)
+                reading.digests = digest.text(digest.sums(here[id(reading.whole)]), reading.size), rows
+            else:
+                reading.note = f"lost: {type(self.error).__name__} when it was read"
+            for record in reading.records:
+                reading.settle(record)
+            reading.whole = reading.rows = None
+            reading.records.clear()
 
 
 def _to_host(made: list[Tensor]) -> dict[int, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import Counter
@@ -16,6 +17,8 @@ from samebits.verify.trace.events import SHARD, Event, Kind, Phase, TensorRecord
 from samebits.verify.trace.keeping import Kept
 from samebits.verify.trace.options import Options
 from samebits.verify.trace.pending import Pending, row_axes
+from samebits.verify.trace.ranks import rank_and_world
+from samebits.verify.trace.reuse import Known
 
 OUTSIDE = -1
 """Id of the backward that runs in this thread, where none runs."""
@@ -46,6 +49,7 @@ class Recorder:
         """The last error that left a module, and the innermost module that it left."""
         self._kept = kept
         self._pending = Pending()
+        self._known = Known() if options.reuse else None
         self._count = itertools.count()
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
@@ -70,6 +74,8 @@ class Recorder:
     def event(self, kind: Kind, phase: Phase, path: str, cls: str = "") -> Event:
         """A new event that begins now, inside the innermost open call."""
         stack = self.stack
+        if not stack and self._known is not None and rank_and_world()[1] > 1:
+            self.read_everything()  # torch.distributed writes in place and does not count it
         with self._lock:
             call = self._calls[kind, phase, path]
             self._calls[kind, phase, path] += 1
@@ -83,22 +89,29 @@ class Recorder:
         with self._lock:
             self.events.append(event)
 
-    def record(self, event: Event, where: str, tensor: Tensor, rows: bool = True, keep: bool = False) -> TensorRecord:
-        """The tensor as it is now. Its digest is launched on the tensor's device and arrives when the trace is closed."""
+    def read_everything(self) -> None:
+        """From now on nothing is known from before: torch's count of writes says nothing in this run."""
+        self._known = None
+
+    def record(
+        self, event: Event, where: str, tensor: Tensor, rows: bool = True, keep: bool = False, after: int = -1
+    ) -> TensorRecord:
+        """The tensor as it is now. Its digest is launched on the tensor's device and arrives when the trace is closed.
+
+        A tensor that is known is not read again, unless that was at or before the position ``after``.
+        """
         local, placed = _local_shard(tensor)
         why = digest.obstacle(local)
-        stride = tuple(local.stride()) if local.layout is torch.strided and not local.is_nested else ()
+        stride = local.stride() if local.layout is torch.strided and not local.is_nested else ()
         shape = () if local.is_nested else tuple(local.shape)
-        record = TensorRecord(
-            where, str(tensor.dtype).removeprefix("torch."), shape, stride, str(local.device), note=placed
-        )
+        record = TensorRecord(where, _dtype_name(tensor.dtype), shape, stride, _device_name(local.device), note=placed)
         axis = self.options.batch_axis
-        lead = row_axes(shape, self.options.rows, axis) if rows and why is None else 0
+        lead = row_axes(shape, self.options.rows, axis) if rows and self.options.rows and why is None else 0
         if lead:
             record.row_shape, record.row_axis = shape[axis : axis + lead], axis
         if why is None:
             try:
-                self._pending.add(record, local, lead, axis)
+                self._digest(record, event, local, lead, axis, after)
                 refused = self._kept.refuses(local.dtype) if keep else None
                 if refused is not None:
                     record.note = f"{placed}; {refused}" if placed else refused
@@ -112,6 +125,16 @@ class Recorder:
         if why is not None:
             record.note = f"{placed}; {why}" if placed else why
         return record
+
+    def _digest(self, record: TensorRecord, event: Event, tensor: Tensor, lead: int, axis: int, after: int) -> None:
+        known = self._known
+        reading = None if known is None else known.find(tensor, lead, axis, after)
+        if reading is not None:
+            self._pending.join(record, reading)
+            return
+        reading = self._pending.add(record, tensor, lead, axis)
+        if known is not None:
+            known.add(tensor, lead, axis, event.start, reading)
 
     @property
     def error(self) -> RuntimeError | None:
@@ -131,3 +154,13 @@ def _local_shard(tensor: Tensor) -> tuple[Tensor, str]:
     local = tensor._local_tensor  # type: ignore[attr-defined]
     placements = ", ".join(str(p) for p in tensor.placements)  # type: ignore[attr-defined]
     return local, f"{SHARD}{tuple(tensor.shape)}: {placements}"
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return str(device)

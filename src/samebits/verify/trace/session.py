@@ -113,7 +113,8 @@ class Tracing:
             taken, returned = catalogue.tensors(operator, backward)
             given = [(place, t) for place, t in zip(taken, tensors, strict=True) if t is not None]
             event.inputs = [recorder.record(event, place, t) for place, t in given]
-            event.outputs = [recorder.record(event, p, t) for p, t in zip(returned, results, strict=True)]
+            made = zip(returned, results, strict=True)
+            event.outputs = [recorder.record(event, place, t, after=event.start) for place, t in made]
             recorder.emit(event)
 
 
@@ -128,6 +129,7 @@ def trace(
     gradients: bool = True,
     parameters: bool = True,
     kernels: bool = False,
+    reuse: bool = True,
 ) -> Tracing:
     """Record digests of everything that the modules of ``model`` take and return, forward and backward, while a block runs.
 
@@ -138,6 +140,8 @@ def trace(
     ``tensors``: keep full tensors, of all modules or by pattern, in safetensors files beside the trace (slow: each is copied
     to the host at once). ``rows``: digests of rows too; True takes one axis, a number that many, from ``batch_axis`` on.
     ``gradients``, ``parameters``: leave them out with False. ``kernels``: names of what each call launched, by the profiler.
+    ``reuse``: a tensor that was read is not read again until torch has counted a write to it; False reads at every call, which
+    also shows writes that torch does not count.
 
     Raises TypeError for nn.DataParallel or what is no module, ValueError for options that cannot be, OSError where ``out`` cannot
     be written; all before the block runs.
@@ -147,7 +151,7 @@ def trace(
     path = None if out is None else Path(out)
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in")
-    made = choices.make(modules, tensors, rows, batch_axis, gradients, parameters, kernels)
+    made = choices.make(modules, tensors, rows, batch_axis, gradients, parameters, kernels, reuse)
     return Tracing(model, path, made)
 
 

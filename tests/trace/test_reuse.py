@@ -1,0 +1,206 @@
+"""A tensor is read once as long as nothing was written to it, and every write that torch counts is seen."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from drift.models import Net, batch
+from torch import nn
+
+import samebits
+from samebits.verify.trace import digest as module
+from samebits.verify.trace import recorder, reuse, trace
+from samebits.verify.trace.digest import digest
+
+
+class Does(nn.Module):
+    """Calls a function as a module."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, *given):
+        return self.what(*given)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The tensors that were read, by shape."""
+    seen, original = [], module.vectors
+
+    def counted(tensor, lead=0, axis=0):
+        seen.append(tuple(tensor.shape))
+        return original(tensor, lead, axis)
+
+    monkeypatch.setattr(module, "vectors", counted)
+    return seen
+
+
+def digests(recording, path):
+    """Of the inputs and outputs of every call of a module, as they were made."""
+    return [
+        ([r.digest for r in e.inputs], [r.digest for r in e.outputs])
+        for e in sorted(recording.trace.events, key=lambda e: e.start)
+        if (e.kind, e.phase, e.path) == ("module", "forward", path)
+    ]
+
+
+def test_a_tensor_is_read_once(reads):
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(8, 6)), nn.Linear(6, 5)), batch(4, 8)
+    with trace(model) as recording:
+        y = model(x)
+        model(x)
+    assert reads.count((4, 8)) == 1 and reads.count((4, 6)) == 2 and reads.count((4, 5)) == 2
+    assert digests(recording, "(model)") == [([digest(x)], [digest(y)])] * 2
+    reads.clear()
+    with trace(model, reuse=False) as again:
+        model(x)
+    assert reads.count((4, 8)) == 3
+    assert digests(again, "(model)") == digests(recording, "(model)")[:1]
+    assert not again.trace.header["options"]["reuse"] and recording.trace.header["options"]["reuse"]
+
+
+def test_a_parameter_is_read_once_for_module_and_operator(reads):
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.rand(24))
+
+        def forward(self, x):
+            return samebits.rmsnorm_residual(x, self.gain, eps=1e-6)[0]
+
+    model, x = Norm(), torch.randn(3, 24).bfloat16()
+    with trace(model) as recording:
+        model(x)
+        with torch.no_grad():
+            model.gain.add_(1)
+        model(x)
+    assert reads.count((24,)) == 2
+    first, second = [e for e in recording.trace.events if e.kind == "operator"]
+    assert first.inputs[0].digest == second.inputs[0].digest == digest(x)
+    assert second.inputs[1].digest == digest(model.gain) != first.inputs[1].digest
+
+
+def test_recordings_with_and_without_are_equal():
+    model = Net(32, 3)
+
+    def run():
+        x = batch(40, 32).requires_grad_()
+        (model(x) ** 2).sum().backward()
+        model.zero_grad()
+
+    with trace(model) as one:
+        run()
+    with trace(model, reuse=False) as other:
+        run()
+    assert [e.to_json() for e in one.trace.events] == [e.to_json() for e in other.trace.events]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x[1:2].zero_(),
+        lambda x: x.detach().view(-1)[:3].mul_(2),
+        lambda x: x.copy_(torch.ones(4, 8)),
+        lambda x: torch.add(torch.ones(4, 8), 2, out=x),
+    ],
+)
+def test_a_write_between_two_calls_is_seen(write):
+    model, x = Does(lambda x: None), batch(4, 8)
+    before = digest(x)
+    with trace(model) as recording, torch.no_grad():
+        model(x)
+        write(x)
+        model(x)
+    assert digests(recording, "(model)") == [([before], []), ([digest(x)], [])] and digest(x) != before
+
+
+def test_a_write_that_torch_does_not_count_is_seen_where_the_call_returns_it():
+    """What a kernel does that is given an address alone. Behind the call it is seen without reuse only, as the README says."""
+
+    def write(x, back):
+        array = x.numpy()
+        array += 1
+        return x if back else None
+
+    model, x = Does(write), torch.arange(32.0).view(4, 8)
+    before, returned = digest(x), digest(x + 1)
+    with trace(model) as recording:
+        model(x, True)
+        model(x, False)
+        model(x, False)
+    assert digests(recording, "(model)")[0] == ([before], [returned])
+    assert [given for (given,), _ in digests(recording, "(model)")[1:]] == [returned, returned]
+    with trace(model, reuse=False) as recording:
+        model(x, False)
+        model(x, False)
+    first, second = [given for (given,), _ in digests(recording, "(model)")]
+    assert second == digest(x - 1) != first
+
+
+def test_memory_that_is_used_again_is_read_again():
+    model, addresses, expected = Does(lambda x: None), set(), []
+    with trace(model) as recording:
+        for i in range(50):
+            x = torch.full((1 << 12,), float(i))
+            addresses.add(x.data_ptr())
+            expected.append(digest(x))
+            model(x)
+            gone = weakref.ref(x)
+            del x
+            assert gone() is None
+    assert len(addresses) < 50, "the allocator gave every tensor another address: this test shows nothing"
+    assert [given for (given,), _ in digests(recording, "(model)")] == expected
+
+
+def test_other_views_of_the_same_memory_are_read():
+    model = Does(lambda *given: None)
+    x, z = torch.arange(36.0).view(6, 6), torch.randn(4, dtype=torch.complex64)
+    views = (
+        *(x, x[:2], x[2:4], x[:, :2], x.t(), x.view(4, 9), x.view(torch.int32), x.view(torch.int16)),
+        *(z, z.conj(), z.imag, z.conj().imag),
+    )
+    with trace(model, rows=True) as recording:
+        model(*views)
+        model(*reversed(views))
+    for event in recording.trace.phase("forward"):
+        given = views if event.call == 0 else views[::-1]
+        assert [r.digest for r in event.inputs] == [digest(v) for v in given]
+        assert [r.row_count for r in event.inputs] == [len(v) if v.dim() > 1 else v.numel() for v in given]
+
+
+def test_tensors_without_a_count_are_always_read(reads):
+    model = Does(lambda x: x)
+    with trace(model) as recording, torch.inference_mode():
+        x = torch.ones(7)
+        model(x)
+        x += 1
+        model(x)
+    assert reads == [(7,)] * 4
+    assert digests(recording, "(model)")[1] == ([digest(x)], [digest(x)])
+
+
+def test_nothing_is_known_from_before_among_several_ranks(reads, monkeypatch):
+    """An all-reduce writes in place and is not counted."""
+    model, x = nn.Sequential(nn.Identity(), nn.Identity()), batch(4, 8)
+    with trace(model):
+        model(x)
+        assert len(reads) == 3  # two of them because what is returned is always read
+        monkeypatch.setattr(recorder, "rank_and_world", lambda: (0, 2))
+        model(x)
+    assert len(reads) == 3 + 6
+
+
+def test_storages_that_are_gone_are_dropped(monkeypatch):
+    monkeypatch.setattr(reuse, "PRUNE", 8)
+    known, alive = reuse.Known(), torch.ones(3)
+    reading = object()
+    known.add(alive, 0, 0, 1, reading)
+    for i in range(100):
+        known.add(torch.full((4,), float(i)), 0, 0, 2 + i, reading)
+    assert len(known._storages) < 20 and known.find(alive, 0, 0, 0) is reading
+    assert known.find(alive, 0, 0, 1) is None and known.find(alive, 1, 0, 0) is None
