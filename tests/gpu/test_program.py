@@ -343,6 +343,7 @@ def test_exercise_makes_few_calls_away_from_the_most_rows(monkeypatch):
         calls.append(exercise.exercise("rmsnorm_residual", torch.device("cpu"), ("reference",)))
     # contracts; forward, plain, absent inputs, results, BF16
     assert calls == [2 * (1 + 1 + 2 + 2 + 1), 2 * (1 + 1), 2 * (1 + 1)]
+    assert exercise.exercise("rmsnorm_residual", torch.device("cpu"), ("reference",), long_rows=False) == 0
 
 
 def test_golden_part_on_the_reference(tmp_path: Path, capsys):

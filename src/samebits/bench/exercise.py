@@ -27,18 +27,22 @@ OFFSET = 3
 """Elements before each row of a strided input, so that its rows are not aligned."""
 
 
-def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None) -> int:
+def exercise(name: str, device: torch.device, backends: tuple[str, ...] | None = None, long_rows: bool = True) -> int:
     """Run every (contract, backend, direction, plan) at all :func:`shapes`; the number of calls. Nothing is compared.
 
     The most rows of :data:`ROWS` come with every dtype, absent input and subset of results, of these one at a time, and strided
     rows with every dtype. Elsewhere one dtype and all results together must do: a checker makes a launch hundreds of times slower.
 
-    Inputs are drawn on the CPU, so that under a checker nearly all kernels on the device are ours.
+    Inputs are drawn on the CPU, so that under a checker nearly all kernels on the device are ours. Without ``long_rows`` those of
+    :data:`LONG` and more stay away: a checker that follows every access to shared memory needs many minutes for their chains,
+    whose steps are those of shorter ones.
     """
     op = registry.operator(name)
     chosen = backends or tuple(b.name for b in op.spec.backends if b.name != "reference")
     count = 0
     for rows, size, strided in shapes(op.spec):
+        if _is_long(size) and not long_rows:
+            continue
         for contract in op.spec.contracts:
             for backend in chosen:
                 if not op.spec.keeps(backend, contract.name):
@@ -208,12 +212,12 @@ def _wanted(spec: OpSpec) -> list[list[bool]]:
     return [[True] * count, *(alone if count > 1 else [])]
 
 
-def exercise_on(name: str, device: str) -> int:
+def exercise_on(name: str, device: str, long_rows: bool) -> int:
     """As a process of its own, for a memory checker."""
     backends, place = ("reference",) if device == "cpu" else None, torch.device(device)
     if name in catalogue.of_sequences():
         count = catalogue.part(name, "exercise").exercise(place, backends)
     else:
-        count = exercise(name, place, backends)
+        count = exercise(name, place, backends, long_rows)
     print(f"{name}: {count} calls", flush=True)
     return 0

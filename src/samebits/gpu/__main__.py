@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.exercise:
         from samebits.bench.exercise import exercise_on
 
-        return exercise_on(options.exercise, options.device)
+        return exercise_on(options.exercise, options.device, not options.no_long_rows)
     if options.part:
         return parts.run(options.part, root, out, options.device, ops, options.seconds)
     book = ledger.Ledger(root / "tests" / "golden" / f"gpu.{options.arch or environment.collect().arch}.json")
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--part", choices=("check", "golden", *SANITIZERS), help=argparse.SUPPRESS)
     parser.add_argument("--exercise", metavar="OP", help="the launches that the memory checkers watch, nothing else")
+    parser.add_argument("--no-long-rows", action="store_true", help="with --exercise: leave very long rows out")
     return parser
 
 

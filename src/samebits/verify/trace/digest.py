@@ -9,6 +9,7 @@ All of it is integer arithmetic that no order of summation can change, so a CPU 
    bytes times a key is added at the end, so that zeros at the end count.
 
 Steps 1 and 2 are launched when a tensor is recorded, and leave at most 16 KiB; step 3 is for the host, when all is read back.
+Here they are torch's operations, on any device; ``tree.py`` does them on a GPU by one kernel, with the same bits.
 How unlikely a collision is stands in the README. The keys are public: this finds accidents, it is no signature.
 """
 
@@ -20,7 +21,9 @@ import hashlib
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -33,6 +36,7 @@ FAN_IN = CHUNK // (4 * COLUMNS)
 LAST = 256
 """Most vectors that the last step takes."""
 LANES = 2
+Sums = NDArray[np.int64]
 _ALIGNMENT = 16
 _BLOCK = 8192
 """Chunks converted to FP32 at a time; bounds the memory of that path to 32 MiB."""
@@ -87,15 +91,17 @@ def vectors(tensor: Tensor, lead: int = 0, axis: int = 0) -> tuple[Tensor, Tenso
         return _reduced(whole), _reduced(by_row), width
 
 
-def sums(found: Tensor) -> Tensor:
-    """Step 3 without the number of bytes: int32 (m, n, 16), n at most 256, to int64 (m, 2)."""
-    return (found.unsqueeze(-1) * _last_keys(found.device)[: found.shape[1]]).sum((1, 2))
+def sums(found: Tensor) -> Sums:
+    """Step 3 without the number of bytes, on the host: int32 (m, n, 16), n at most 256, to int64 (m, 2)."""
+    many, count, _ = found.shape
+    values = found.numpy().reshape(many, count * COLUMNS).astype(np.int64)
+    return values @ _last_keys()[: count * COLUMNS]
 
 
-def text(found: Tensor, size: int) -> str:
-    """Digests as 32 hex digits each, one after the other, from :func:`sums` on the host, (m, 2), of ``size`` bytes each."""
-    lengths = torch.tensor([_signed(size * key) for key in LENGTH_KEYS], dtype=torch.int64, device="cpu")
-    return (found + lengths).numpy().astype(">i8").tobytes().hex()
+def text(found: Sums, size: int) -> str:
+    """Digests as 32 hex digits each, one after the other, from :func:`sums`, (m, 2), of ``size`` bytes each."""
+    lengths = np.array([_signed(size * key) for key in LENGTH_KEYS], dtype=np.int64)
+    return (found + lengths).astype(">i8").tobytes().hex()
 
 
 def _signed(value: int) -> int:
@@ -110,7 +116,7 @@ def digest(tensor: Tensor) -> str:
         raise ValueError(f"cannot digest: {why}")
     whole, _, _ = vectors(tensor)
     with _plain(tensor.device):
-        return text(sums(whole).cpu(), tensor.numel() * tensor.element_size())
+        return text(sums(whole.cpu()), tensor.numel() * tensor.element_size())
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -218,10 +224,9 @@ def _chunk_keys(level: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _last_keys(device: torch.device) -> Tensor:
-    """int64 (256, 16, 2)."""
-    raw = bytearray(key_bytes("last", LAST * COLUMNS * LANES * 8))
-    return _settled(torch.frombuffer(raw, dtype=torch.int64).view(LAST, COLUMNS, LANES).to(device))
+def _last_keys() -> Sums:
+    """int64 (256 * 16, 2), for the host: a product that takes all of them wraps at 2**64."""
+    return np.frombuffer(key_bytes("last", LAST * COLUMNS * LANES * 8), dtype="<i8").reshape(LAST * COLUMNS, LANES)
 
 
 def _settled(keys: Tensor) -> Tensor:

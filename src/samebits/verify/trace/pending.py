@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from samebits.verify.trace import digest
+from samebits.verify.trace import digest, tree
 from samebits.verify.trace.events import TensorRecord
+from samebits.verify.trace.tree import Slabs, Vectors
 
 BOUND = 64 << 20
 """Bytes in flight on all devices, after which everything is read back: the one place that waits. A tensor takes at most 16 KiB, a
@@ -20,8 +21,8 @@ row as much as a tensor of its size."""
 class Reading:
     """One tensor as it was read: its sums on their way, and who waits for them; later the digests."""
 
-    whole: Tensor | None
-    rows: Tensor | None
+    whole: Vectors | None
+    rows: Vectors | None
     size: int
     """Bytes of the tensor."""
     width: int
@@ -48,6 +49,7 @@ class Pending:
         self._lock = threading.Lock()
         self._waiting: list[Reading] = []
         self._bytes = 0
+        self._slabs = Slabs()
         self.error: RuntimeError | None = None
         """What the device raised when digests were read; those are lost, and their records say so."""
 
@@ -56,7 +58,10 @@ class Pending:
 
         ``record`` gets them when they are read.
         """
-        whole, rows, width = digest.vectors(tensor, lead, axis)
+        if tensor.is_cuda and tree.usable(tensor.device):
+            whole, rows, width = tree.vectors(tensor, lead, axis, self._slabs)
+        else:
+            whole, rows, width = _by_torch(tensor, lead, axis)
         reading = Reading(whole, rows, tensor.numel() * tensor.element_size(), width, [record])
         with self._lock:
             self._waiting.append(reading)
@@ -80,16 +85,16 @@ class Pending:
 
     def _read(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
-        made = [found for r in waiting for found in (r.whole, r.rows) if found is not None]
+        self._slabs.clear()
+        found: dict[int, Tensor] = {}
         try:
-            here = _to_host(made)
+            found = _stores([v for r in waiting for v in (r.whole, r.rows) if v is not None])
         except RuntimeError as error:  # a kernel of the run failed, and the device with it
             self.error = self.error or error
-            here = {}
         for reading in waiting:
-            if here:
-                rows = None if reading.rows is None else digest.text(digest.sums(here[id(reading.rows)]), reading.width)
-                reading.digests = digest.text(digest.sums(here[id(reading.whole)]), reading.size), rows
+            if found and reading.whole is not None:
+                rows = None if reading.rows is None else _text(reading.rows, found, reading.width)
+                reading.digests = _text(reading.whole, found, reading.size), rows
             else:
                 reading.note = f"lost: {type(self.error).__name__} when it was read"
             for record in reading.records:
@@ -98,19 +103,44 @@ class Pending:
             reading.records.clear()
 
 
-def _to_host(made: list[Tensor]) -> dict[int, Tensor]:
-    """The tensors by id, on the host: one copy per device, behind everything that was launched there on any stream."""
-    found: dict[int, Tensor] = {}
-    for device in {t.device for t in made}:
-        there = [t for t in made if t.device == device]
-        if device.type == "cpu":
-            found |= {id(t): t for t in there}
-            continue
+def _by_torch(tensor: Tensor, lead: int, axis: int) -> tuple[Vectors, Vectors | None, int]:
+    whole, rows, width = digest.vectors(tensor, lead, axis)
+    return _stored(whole), None if rows is None else _stored(rows), width
+
+
+def _stored(found: Tensor) -> Vectors:
+    return Vectors(found.flatten(0, 1), 0, found.shape[0], found.shape[1])
+
+
+def _text(vectors: Vectors, stores: dict[int, Tensor], size: int) -> str:
+    store = stores[id(vectors.store)]
+    count = vectors.many * vectors.count
+    found = store[vectors.first : vectors.first + count].view(vectors.many, vectors.count, digest.COLUMNS)
+    return digest.text(digest.sums(found), size)
+
+
+def _stores(wanted: list[Vectors]) -> dict[int, Tensor]:
+    """What lies in the memory of the vectors, as far as it is used, on the host, by the memory's id."""
+    used: dict[int, tuple[Tensor, int]] = {}
+    for v in wanted:
+        end = v.first + v.many * v.count
+        used[id(v.store)] = v.store, max(end, used.get(id(v.store), (v.store, 0))[1])
+    if not used:
+        return {}
+    with digest._plain(torch.device("cpu")):
+        return dict(zip(used, _to_host([store[:end] for store, end in used.values()]), strict=True))
+
+
+def _to_host(made: list[Tensor]) -> list[Tensor]:
+    """The tensors on the host: one copy per device, behind everything that was launched there on any stream."""
+    found = list(made)
+    for device in {t.device for t in made if t.device.type != "cpu"}:
+        there = [i for i, t in enumerate(made) if t.device == device]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        with torch.no_grad():
-            parts = torch.cat([t.reshape(-1) for t in there]).cpu().split([t.numel() for t in there])
-        found |= {id(t): part.view(t.shape) for t, part in zip(there, parts, strict=True)}
+        parts = torch.cat([made[i].reshape(-1) for i in there]).cpu().split([made[i].numel() for i in there])
+        for i, part in zip(there, parts, strict=True):
+            found[i] = part.view(made[i].shape)
     return found
 
 

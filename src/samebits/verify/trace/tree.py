@@ -49,7 +49,7 @@ class TraceKernel(CudaKernel):
 KERNEL = TraceKernel(op="", entry="digest_tree")
 
 
-class Sums(NamedTuple):
+class Vectors(NamedTuple):
     """``many`` times ``count`` vectors from number ``first`` on in ``store``, int32 (vectors, 16)."""
 
     store: Tensor
@@ -88,7 +88,9 @@ def _pass(level: int, depth: int, width: int, stride: int, runs: int, trees: int
 
 
 @functools.lru_cache(maxsize=4096)
-def passes(width: int, runs: int, stride: int, trees: int = 1, tree_stride: int = 0, level: int = 1) -> tuple[Pass, ...]:
+def passes(
+    width: int, runs: int, stride: int, trees: int = 1, tree_stride: int = 0, level: int = 1
+) -> tuple[Pass, ...]:
     """Launches that leave at most 256 vectors of each tree; none for no bytes. ``runs`` of ``width`` bytes make a tree."""
     if width == 0 or runs == 0 or trees == 0:
         return ()
@@ -158,6 +160,8 @@ class Slabs:
     they are until :meth:`clear`; scratch is used again by whatever comes next on the stream."""
 
     def __init__(self) -> None:
+        self.alone = threading.Lock()
+        """Held from the first of several launches to the last: what is between them lies in scratch."""
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], tuple[Tensor, int]] = {}
         self._scratch: dict[tuple[int, int], Tensor] = {}
@@ -185,7 +189,7 @@ class Slabs:
             self._scratch.clear()
 
 
-def vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs) -> tuple[Sums, Sums | None, int]:
+def vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs) -> tuple[Vectors, Vectors | None, int]:
     """As :func:`samebits.verify.trace.digest.vectors`, for a tensor on a GPU for which :func:`usable` holds."""
     index = tensor.get_device()
     if index == torch.cuda.current_device():
@@ -194,7 +198,7 @@ def vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs) -> tuple[Sums, S
         return _vectors(tensor, lead, axis, slabs, index)
 
 
-def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> tuple[Sums, Sums | None, int]:
+def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> tuple[Vectors, Vectors | None, int]:
     size = tensor.element_size()
     todo = None if tensor.is_conj() or tensor.is_neg() else of_bytes(tensor.shape, tensor.stride(), size)
     if todo is None:
@@ -218,14 +222,21 @@ def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> 
     # The rows' chunks are those of the tensor: what is above them needs no second look at the bytes.
     total = rows.many * rows.count
     if total <= LAST:
-        return Sums(rows.store, rows.first, 1, total), rows, width
+        return Vectors(rows.store, rows.first, 1, total), rows, width
     above = passes(total * COLUMNS * WORD, 1, 0, level=2)
     return _run(above, rows.store, rows.first * COLUMNS * WORD, slabs, key, 1), rows, width
 
 
-def _run(todo: tuple[Pass, ...], data: Tensor, offset: int, slabs: Slabs, key: tuple[int, int], many: int) -> Sums:
+def _run(todo: tuple[Pass, ...], data: Tensor, offset: int, slabs: Slabs, key: tuple[int, int], many: int) -> Vectors:
     if not todo:
-        return Sums(_nothing(), 0, many, 0)
+        return Vectors(_nothing(), 0, many, 0)
+    with slabs.alone if len(todo) > 1 else contextlib.nullcontext():
+        return _launched(todo, data, offset, slabs, key, many)
+
+
+def _launched(
+    todo: tuple[Pass, ...], data: Tensor, offset: int, slabs: Slabs, key: tuple[int, int], many: int
+) -> Vectors:
     keys = _keys(key[0])
     for step in todo[:-1]:
         into = slabs.scratch(key, step.trees * step.count)
@@ -235,7 +246,7 @@ def _run(todo: tuple[Pass, ...], data: Tensor, offset: int, slabs: Slabs, key: t
     total = last.trees * last.count
     store, first = slabs.take(key, total)
     launch(last.plan, data, store, keys, offset, first, *last.numbers)
-    return Sums(store, first, many, total // many)
+    return Vectors(store, first, many, total // many)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -307,7 +318,12 @@ def _difference(device: torch.device) -> str | None:
     with digest._plain(device), contextlib.ExitStack() as stack:
         stack.enter_context(torch.cuda.device(device))
         values = (torch.arange(LAST * FAN_IN * CHUNK + 4099, device=device) * 2654435761 >> 13).to(torch.int8)
-        for tensor in (values, values[: LAST * CHUNK + 77], values[3:5000], values[: 64 * CHUNK].view(-1, 4 * CHUNK)[:, :CHUNK]):
+        for tensor in (
+            values,
+            values[: LAST * CHUNK + 77],
+            values[3:5000],
+            values[: 64 * CHUNK].view(-1, 4 * CHUNK)[:, :CHUNK],
+        ):
             found, _, _ = vectors(tensor, 0, 0, Slabs())
             expected, _, _ = digest.vectors(tensor)
             if not torch.equal(found.store[found.first : found.first + found.count], expected[0]):
