@@ -114,8 +114,8 @@ def _stored(found: Tensor) -> Vectors:
 
 def _text(vectors: Vectors, stores: dict[int, Tensor], size: int) -> str:
     store = stores[id(vectors.store)]
-    count = vectors.many * vectors.count
-    found = store[vectors.first : vectors.first + count].view(vectors.many, vectors.count, digest.COLUMNS)
+    count = vectors.many * vectors.each
+    found = store[vectors.first : vectors.first + count].view(vectors.many, vectors.each, digest.COLUMNS)
     return digest.text(digest.sums(found), size)
 
 
@@ -123,7 +123,7 @@ def _stores(wanted: list[Vectors]) -> dict[int, Tensor]:
     """What lies in the memory of the vectors, as far as it is used, on the host, by the memory's id."""
     used: dict[int, tuple[Tensor, int]] = {}
     for v in wanted:
-        end = v.first + v.many * v.count
+        end = v.first + v.many * v.each
         used[id(v.store)] = v.store, max(end, used.get(id(v.store), (v.store, 0))[1])
     if not used:
         return {}

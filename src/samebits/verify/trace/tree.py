@@ -1,4 +1,4 @@
-"""Steps 1 and 2 of the digest on a GPU, by a kernel of ours: one launch for up to 64 MiB, two above, with the bits of ``digest.py``.
+"""Steps 1 and 2 of the digest on a GPU, by a kernel of ours: one launch for up to 64 MiB, two above, the bits of ``digest.py``.
 
 It reads each byte once, where it lies: dense tensors of any length and alignment, and rows that lie apart where a row is dense and
 a multiple of 1024 bytes. Anything else is copied first. The vectors go into memory that was allocated before.
@@ -50,16 +50,16 @@ KERNEL = TraceKernel(op="", entry="digest_tree")
 
 
 class Vectors(NamedTuple):
-    """``many`` times ``count`` vectors from number ``first`` on in ``store``, int32 (vectors, 16)."""
+    """``many`` times ``each`` vectors from number ``first`` on in ``store``, int32 (vectors, 16)."""
 
     store: Tensor
     first: int
     many: int
-    count: int
+    each: int
 
     @property
     def nbytes(self) -> int:
-        return self.many * self.count * COLUMNS * WORD
+        return self.many * self.each * COLUMNS * WORD
 
 
 # --- what to launch -----------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def of_rows(shape: Sequence[int], strides: Sequence[int], size: int, lead: int) 
 
 
 def _runs(axes: Sequence[tuple[int, int]], dense: int | None) -> tuple[int, int, int] | None:
-    """Axes (size, stride in bytes), outermost first, as (runs, bytes of a run, bytes from run to run); None: they are not like that.
+    """Axes (size, stride in bytes), outermost first, as (runs, bytes of a run, bytes from run to run), or None.
 
     Without ``dense``, the size of an element, all axes count runs, of 0 bytes.
     """
@@ -205,7 +205,7 @@ def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> 
         tensor = _dense(tensor)
         todo = of_bytes(tensor.shape, tensor.stride(), size)
         assert todo is not None, f"a dense tensor of {tuple(tensor.shape)}"
-    key = (index, torch._C._cuda_getCurrentRawStream(index))
+    key = _current(index)
     if not lead:
         return _run(todo, tensor, 0, slabs, key, 1), None, 0
     front = _rows_in_front(tensor, lead, axis) if axis else tensor
@@ -220,7 +220,7 @@ def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> 
     if axis or width == 0 or width % CHUNK or width > LAST * CHUNK:
         return _run(todo, tensor, 0, slabs, key, 1), rows, width
     # The rows' chunks are those of the tensor: what is above them needs no second look at the bytes.
-    total = rows.many * rows.count
+    total = rows.many * rows.each
     if total <= LAST:
         return Vectors(rows.store, rows.first, 1, total), rows, width
     above = passes(total * COLUMNS * WORD, 1, 0, level=2)
@@ -247,6 +247,11 @@ def _launched(
     store, first = slabs.take(key, total)
     launch(last.plan, data, store, keys, offset, first, *last.numbers)
     return Vectors(store, first, many, total // many)
+
+
+def _current(index: int) -> tuple[int, int]:
+    """A device and its current stream."""
+    return index, torch._C._cuda_getCurrentRawStream(index)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -326,6 +331,6 @@ def _difference(device: torch.device) -> str | None:
         ):
             found, _, _ = vectors(tensor, 0, 0, Slabs())
             expected, _, _ = digest.vectors(tensor)
-            if not torch.equal(found.store[found.first : found.first + found.count], expected[0]):
+            if not torch.equal(found.store[found.first : found.first + found.each], expected[0]):
                 return f"the kernel gives other sums for {tensor.numel()} bytes"
     return None
