@@ -249,9 +249,10 @@ def test_launches_cover_every_tile_and_fit(rows: int) -> None:
 
 def _check_by_warpgroups(step: Launch, sides: tuple[int, int]) -> None:
     macros = dict(step.kernel.defines)
-    tile = [128 * macros["MI"], macros["NB"]]
+    tile = [(64 if macros["TURNS"] else 128) * macros["MI"], macros["NB"]]
     lines = tile[0] + (-(-tile[1] // 64) * 64 if macros["TB"] else tile[1])
-    assert step.shared == macros["STAGES"] * (128 * lines + 16) + 1024 <= 227 * 1024
+    pieces = 4 * 128 * ((32 if macros["WIDE"] else 16) if macros["CROSS"] else 64)  # two of each warpgroup, at least
+    assert macros["STAGES"] * (128 * lines + 16) + 1024 + pieces <= step.shared == macros["SHARED"] == 227 * 1024
     assert macros["MI"] * macros["NB"] <= 384, "sums of a thread fit into its registers"
     assert step.block == 384 and macros["NB"] % 8 == 0 and (macros["CROSS"] or macros["NB"] % 32 == 0)
     blocks = 1 if macros["SHARE"] == 0 else 2
@@ -287,8 +288,8 @@ def test_warpgroups_get_what_the_copy_engine_reads() -> None:
 
 def test_the_products_of_a_warpgroup_follow_one_another() -> None:
     """Where it cannot tell who writes the sums, the assembler waits after every instruction (gsb0) and says so in no result."""
-    tile, sides = wgmma.Tile(2, 144, 4, 1, 1), wgmma.Sides(128, 264, 136, False, False)
-    kernel = wgmma.planned(tile, sides, "bfloat16", 132, 8).kernel
+    tile, sides = wgmma.Tile(2, 160, 4, 0, 1, 1), wgmma.Sides(128, 264, 136, False, False)
+    kernel = wgmma.planned(tile, sides, "bfloat16", False, 132).kernel
     code = compiling.read(compiling.compile_build(Build(kernel, ("kchain",)), "sm_90")).kernel.instructions
     products = [step for step in code if step.base == "HGMMA"]
     assert len(products) == 2 * 4 * tile.MI, (
@@ -308,7 +309,7 @@ def test_a_tile_is_chosen_by_the_multiprocessor_with_the_most_work(multiprocesso
         )
         more = dataclasses.replace(sides, columns=sides.columns + tile.NB * 2 * multiprocessors)
         assert wgmma.clocks(tile, more, multiprocessors) > wgmma.clocks(tile, sides, multiprocessors)
-    wide, narrow = wgmma.Tile(2, 136, 4, 1, 1), wgmma.Tile(1, 88, 7, 2, 1)
+    wide, narrow = wgmma.Tile(2, 136, 4, 0, 1, 1), wgmma.Tile(2, 88, 7, 1, 0, 1)
     assert wgmma.clocks(narrow, sides, 132) < wgmma.clocks(wide, sides, 132), "42 large tiles leave 90 of 132 idle"
 
 

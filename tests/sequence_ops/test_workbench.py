@@ -166,14 +166,16 @@ def test_exercise_takes_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     variants = exercise.VARIANTS[:1]
     lengths = exercise.LENGTHS[2:]
     monkeypatch.setattr(exercise, "LENGTHS", lengths)
-    calls = len(lengths) + 2
+    calls = len(lengths) + 2  # packed, and strided
     assert exercise.exercise(CPU, ("reference",), variants) == 2 * calls
     monkeypatch.setattr(
         choice, "plans", lambda backend, problem, recipe, backward, *more: (0, 1, 2) if backward else (0, 1)
     )
-    assert exercise.exercise(CPU, ("reference",), variants) == 5 * calls
-    assert len(exercise.VARIANTS) == 16
-    packed = [i for i in exercise._inputs(subject.KINDS[0], torch.float16, CPU) if i.packing]
+    assert exercise.exercise(CPU, ("reference",), variants) == 5 * len(lengths) + 2 * 2
+    for options in ((0, 2), (1, 2)):  # the contract and the mask, each with each head_dim
+        assert len({tuple(variant[i] for i in options) for variant in exercise.VARIANTS}) == 4
+    assert {variant[3] for variant in exercise.VARIANTS} == {"bfloat16", "float16"}
+    packed = [i for i, _ in exercise._inputs(subject.KINDS[0], torch.float16, CPU) if i.packing]
     assert [subject.Ours("fa2", name).takes(packed[0]) is None for name in ("cuda", "triton")] == [False, True]
 
 

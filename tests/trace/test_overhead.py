@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 
+import pytest
 import torch
 from drift.models import Net, batch
 
+from samebits.cli.errors import UserError
 from samebits.verify.trace.overhead import main, measure
 
 
@@ -18,6 +20,12 @@ def test_measure():
     assert found.plain_ms > 0 and found.traced_ms > 0 and found.ratio == found.traced_ms / found.plain_ms
     sizes = 4 * 4 * (8 + 8 + 8 + 16 + 16 + 8 + 8 + 8)  # per block: norm, up, down, the block
     assert found.digested_bytes == 2 * sizes + 4 * 4 * (8 + 8)
+    once = (
+        4 * 4 * (8 + 16 + 8 + 8)
+    )  # what norm, up, down and the block return; the model's input was read in the run before
+    assert found.read_bytes == 2 * once
+    again = measure(lambda: model(x), model, rounds=1, gradients=False, reuse=False)
+    assert again.read_bytes == again.digested_bytes == found.digested_bytes
 
 
 def test_a_changed_result_is_noticed():
@@ -30,3 +38,21 @@ def test_the_program_prints_json(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "samebits-trace-overhead" and found["unchanged"] and found["calls"] > 20
     assert found["environment"]["torch"] == torch.__version__
+
+
+def test_the_block_of_minimax_h3_forward_and_backward(capsys, tmp_path):
+    out = tmp_path / "overhead.jsonl"
+    main([
+        *("--model", "minimax-h3", "--small", "--device", "cpu", "--sequence", "5", "6", "--backward"),
+        *("--rounds", "1", "--rows", "2", "--out", str(out)),
+    ])  # fmt: skip
+    assert capsys.readouterr().out == out.read_text()
+    for rows, line in zip((5, 6), out.read_text().splitlines(), strict=True):
+        found = json.loads(line)
+        assert f"{rows} rows, forward and backward" in found["model"] and found["unchanged"] and found["calls"] > 60
+        assert 0 < found["read_bytes"] < found["digested_bytes"] / 2
+
+
+def test_a_backward_that_there_is_not_is_said():
+    with pytest.raises(UserError, match="no gradient"):
+        main(["--device", "cpu", "--sequence", "4", "--batch", "1", "--contracts", "published", "--backward"])

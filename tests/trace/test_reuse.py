@@ -198,9 +198,10 @@ def test_nothing_is_known_from_before_among_several_ranks(reads, monkeypatch):
 def test_storages_that_are_gone_are_dropped(monkeypatch):
     monkeypatch.setattr(reuse, "PRUNE", 8)
     known, alive = reuse.Known(), torch.ones(3)
-    reading = object()
-    known.add(alive, 0, 0, 1, reading)
+    reading, place = object(), reuse.place_of(alive, 0, 0)
+    known.add(alive, place, 1, reading)
     for i in range(100):
-        known.add(torch.full((4,), float(i)), 0, 0, 2 + i, reading)
-    assert len(known._storages) < 20 and known.find(alive, 0, 0, 0) is reading
-    assert known.find(alive, 0, 0, 1) is None and known.find(alive, 1, 0, 0) is None
+        other = torch.full((4,), float(i))
+        known.add(other, reuse.place_of(other, 0, 0), 2 + i, reading)
+    assert len(known._storages) < 20 and known.find(place, 0) is reading
+    assert known.find(place, 1) is None and known.find(reuse.place_of(alive, 1, 0), 0) is None

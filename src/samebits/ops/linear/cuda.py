@@ -103,6 +103,8 @@ class _Product:
     few: bool
     """The rows are those of the batch, and there may be few of them."""
     dtype: str
+    wide: bool
+    """The result is FP32."""
     vec: int
     """8 where both operands can be read in 16-byte pieces, else 1."""
     boxes: bool
@@ -128,7 +130,7 @@ class _Product:
         crosswise = wgmma.Sides(self.columns, self.rows, self.size, self.turned_b, self.turned_a)
         ways = [(tile, crosswise if tile.CROSS else straight) for tile in (wgmma.BATCH if self.few else wgmma.WEIGHT)]
         ways.sort(key=lambda way: wgmma.clocks(way[0], way[1], self.multiprocessors))
-        return [wgmma.planned(*way, self.dtype, self.multiprocessors, BAND) for way in ways]
+        return [wgmma.planned(*way, self.dtype, self.wide, self.multiprocessors) for way in ways]
 
     def _cost(self, shape: Shape) -> float:
         """Time of the multiprocessor with the most tiles, in products. One that holds fewer blocks than it could is slower."""
@@ -188,6 +190,7 @@ def _product(call: Call, left: str, right: str) -> _Product:
         turned_b=call.backward,
         few=not over_rows,
         dtype=layouts[0].dtype,
+        wide=(call.grad_dtype if call.backward else call.out_dtype) == "float32",
         vec=8 if vectors else 1,
         boxes=vectors and apart and columns % 8 == 0 and 0 < call.rows < 2**31,
         multiprocessors=max(call.device.multiprocessors, 1),

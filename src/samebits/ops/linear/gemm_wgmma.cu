@@ -1,13 +1,14 @@
 // The products of gemm.cu by Hopper's warpgroup instruction, with the same bits: one chain per element over ascending s.
 //
-// A block takes 128 MI rows of A and NB rows of B at a time, 64 MI and NB for each of two warpgroups, whose sums stay in registers.
-// A third warpgroup asks the copy engine for stages of 64 reduction indices, as many ahead as there is room. Blocks stay and take one
-// tile after the other, so a stage of the next tile is on its way while this one is stored.
+// A block takes ROWS rows of A and NB rows of B at a time. Two warpgroups multiply, with their sums in registers: half of the tile
+// each, or, with TURNS, a tile each, so that one stores while the other multiplies. A third warpgroup asks the copy engine for stages
+// of 64 reduction indices, as many ahead as there is room. Blocks stay and take one tile after the other.
 //
 // SHARE lets two blocks of a cluster work on neighbouring tiles, where they fetch what both read in turns, each for both: 1 the tiles
 // have the rows of A in common, 2 those of B.
-// Compile-time choices: ELEMENT, TA, TB, CROSS as in gemm.cu; MI, NB, STAGES, SHARE. For compute capability 9.0 alone: elsewhere the
-// kernel is a refusal.
+// Compile-time choices: ELEMENT, TA, TB, CROSS as in gemm.cu; WIDE: out is FP32; MI blocks of 64 rows of A for a warpgroup; NB, STAGES,
+// TURNS, SHARE; SHARED, the bytes of a block, of which results take what the stages leave. For compute capability 9.0 alone:
+// elsewhere the kernel is a refusal.
 #include "elements.cuh"
 #include "finish.cuh"
 #include "guard.cuh"
@@ -23,12 +24,20 @@
 #define CLUSTER
 #endif
 
-constexpr int KS = 64, ROWS = 128 * MI, LINE = 2 * KS, BOX = 64 * LINE;  // a box is 64 rows and 64 reduction indices, either way
+constexpr int KS = 64, ROWS = (TURNS ? 64 : 128) * MI, LINE = 128, BOX = 64 * LINE;  // a box is 64 rows and 64 indices, either way
 constexpr int BOXES_B = (NB + 63) / 64, BYTES_A = ROWS * LINE, BYTES_B = TB ? BOXES_B * BOX : NB * LINE, STAGE = BYTES_A + BYTES_B;
 constexpr int GROUP = 128, THREADS = 3 * GROUP, BLOCKS = SHARE ? 2 : 1;  // of a warpgroup, a block; in a cluster
 constexpr int REGISTERS = NB / 2;
 static_assert(BYTES_A % 1024 == 0 && BYTES_B % 1024 == 0, "tiles start where the swizzle does");
-static_assert(CROSS || NB % 32 == 0, "a quad stores 32 columns");
+
+// Results leave through shared memory in pieces: 64 rows of A by PIECE rows of B, in lines of 128 bytes along the dense axis of out,
+// which are the rows of A where CROSS. The copy engine stores boxes of BOX_LINES lines.
+constexpr int DENSE = WIDE ? 32 : 64, HALVES = CROSS && WIDE ? 2 : 1;  // elements of a line; lines beside each other
+constexpr int SPACE = (SHARED - 1024 - STAGES * (STAGE + 16)) / 2 / LINE;  // lines that are left for a warpgroup
+constexpr int LEAST = WIDE ? 8 : 16, FITTING = SPACE / 2 / HALVES / LEAST * LEAST;
+constexpr int PIECE = CROSS ? (FITTING < NB ? FITTING : NB) : DENSE, LINES = CROSS ? HALVES * PIECE : 64;
+constexpr int BUFFERS = SPACE / LINES < 4 ? SPACE / LINES : 4, BOX_LINES = CROSS ? 8 : 64;
+static_assert(BUFFERS > 1 && NB % (CROSS ? 8 : DENSE) == 0, "a piece is stored while the next is written");
 
 // Where tiles lie: cluster tiles run in bands of `band` along A, so that those at work at one time share operands in the L2 cache.
 struct Raster {
@@ -56,28 +65,23 @@ __device__ __forceinline__ void fetch(unsigned to, const tma::Map& map, unsigned
   }
 }
 
-// Lane q of a quad has four pieces of 4 bytes; afterwards it has piece q of each of the four lanes, in their order.
-__device__ __forceinline__ uint4 turned_in_quad(unsigned (&p)[4]) {
-  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned got = __shfl_xor_sync(0xffffffffu, odd ? p[i] : p[i + 1], 1);
-    (odd ? p[i] : p[i + 1]) = got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned got = __shfl_xor_sync(0xffffffffu, high ? p[i] : p[i + 2], 2);
-    (high ? p[i] : p[i + 2]) = got;
-  }
-  return make_uint4(p[0], p[1], p[2], p[3]);
+// Matrices of 8 x 8 elements, one register of a warp each, to shared memory as they are or turned; lane 8 m + l names line l of matrix m.
+template <bool TURN>
+__device__ __forceinline__ void put(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  if constexpr (TURN)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-
-// An 8 x 8 matrix of 2-byte elements over a warp, transposed.
-__device__ __forceinline__ unsigned transposed(unsigned pair) {
-  unsigned turned;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-  return turned;
+__device__ __forceinline__ void put_turned(unsigned to, unsigned a, unsigned b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
 }
+__device__ __forceinline__ void put(unsigned to, float a) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(a) : "memory"); }
+__device__ __forceinline__ void put(unsigned to, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+}
+// 16-byte piece `piece` of a line, where a box with the swizzle has it.
+__device__ __forceinline__ unsigned in_line(unsigned lines, int line, int piece) { return lines + line * LINE + (piece ^ line % 8) * 16; }
 
 // The sums of a thread. Register e of block i belongs to row r + 64 i + 8 (e / 2 % 2) and column c + 8 (e / 4) + e % 2, where (r, c) is
 // the place of its first one.
@@ -111,91 +115,80 @@ struct Sums {
       }
   }
 
-  // FP32. The dense axis of out, the rows where CROSS, else the columns, is a multiple of eight elements.
-  template <bool WHOLE>
-  __device__ __forceinline__ void store_wide(float* out, i64 r, i64 c, i64 rows, i64 columns) const {
-    const i64 dense = CROSS ? rows : columns;
-    const int rows_left = (int)min(rows - r, (i64)ROWS), columns_left = (int)min(columns - c, (i64)NB);
+  // Eight rows of B, from e on, of block i, to lines `to` of this warpgroup's piece, of which they are rows j .. j + 7.
+  __device__ __forceinline__ void put_wide(unsigned to, int i, int e, int j) const {
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x / 4 % 8, q = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < MI; ++i) {
-      float* to = CROSS ? out + c * dense + r + 64 * i : out + (r + 64 * i) * dense + c;
-#pragma unroll
-      for (int e = 0; e < REGISTERS; e += 4) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (!WHOLE && (64 * i + 8 * half >= rows_left || e / 4 * 8 >= columns_left)) continue;
-          const float low = at[i][e + 2 * half], high = at[i][e + 2 * half + 1];
-          if constexpr (CROSS) {
-            to[8 * half] = low;
-            if (WHOLE || e / 4 * 8 + 1 < columns_left) to[dense + 8 * half] = high;
-          } else {
-            *reinterpret_cast<float2*>(to + 8 * half * dense + e / 4 * 8) = make_float2(low, high);
-          }
-        }
-        if constexpr (CROSS) to += 8 * dense;
-      }
-    }
-  }
-
-  // One rounding. A quad turns what it has, so that each of its threads stores eight elements of the dense axis.
-  template <bool WHOLE>
-  __device__ __forceinline__ void store(element* out, i64 r, i64 c, i64 rows, i64 columns) const {
-    const int quad = threadIdx.x % 4, lane = threadIdx.x / 4 % 8;
-    const i64 dense = CROSS ? rows : columns;
-    if constexpr (CROSS) {
-      r += quad % 2 * 8 - lane, c += lane + quad / 2 * 8 - 2 * quad;
-    } else {
-      c += 6 * quad;
-    }
-    const int rows_left = (int)min(rows - r, (i64)ROWS), columns_left = (int)min(columns - c, (i64)NB);
-#pragma unroll
-    for (int i = 0; i < MI; ++i) {
+    for (int half = 0; half < 2; ++half) {  // rows g and g + 8 of the warp's sixteen
+      const float low = at[i][e + 2 * half], high = at[i][e + 2 * half + 1];
       if constexpr (CROSS) {
-        element* to = out + c * dense + r + 64 * i;
-#pragma unroll
-        for (int e = 0; e < REGISTERS; e += 8) {
-          unsigned p[4];
-#pragma unroll
-          for (int k = 0; k < 4; ++k) p[k] = e + 2 * k < REGISTERS ? transposed(pair_of(at[i][e + 2 * k], at[i][e + 2 * k + 1])) : 0;
-          const uint4 eight = turned_in_quad(p);
-          const bool there = WHOLE || (64 * i < rows_left && e / 4 * 8 < columns_left);
-          if (there && (e + 4 < REGISTERS || quad < 2)) *reinterpret_cast<uint4*>(to) = eight;
-          to += 16 * dense;
-        }
+        const int dense = warp % 2 * 16 + 8 * half + g, line = j + 2 * q;
+        const unsigned lines = to + warp / 2 * PIECE * LINE;
+        put(in_line(lines, line, dense / 4) + dense % 4 * 4, low);
+        put(in_line(lines, line + 1, dense / 4) + dense % 4 * 4, high);
       } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          element* const to = out + (r + 64 * i + 8 * half) * dense + c;
-#pragma unroll
-          for (int e = 2 * half; e < REGISTERS; e += 16) {
-            unsigned p[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) p[k] = pair_of(at[i][e + 4 * k], at[i][e + 4 * k + 1]);
-            const uint4 eight = turned_in_quad(p);
-            if (WHOLE || (64 * i + 8 * half < rows_left && e / 4 * 8 < columns_left))
-              *reinterpret_cast<uint4*>(to + e / 4 * 8) = eight;
-          }
-        }
+        put(in_line(to, 16 * warp + 8 * half + g, j / 4 + q / 2) + q % 2 * 8, low, high);
       }
     }
   }
 
-  template <bool WHOLE>
-  __device__ __forceinline__ void store(void* out, bool wide, i64 r, i64 c, i64 rows, i64 columns) const {
-    if (wide)
-      store_wide<WHOLE>(static_cast<float*>(out), r, c, rows, columns);
-    else
-      store<WHOLE>(static_cast<element*>(out), r, c, rows, columns);
+  // One rounding; sixteen rows of B, or eight where `one`.
+  __device__ __forceinline__ void put_narrow(unsigned to, int i, int e, int j, bool one) const {
+    const int warp = threadIdx.x / 32 % 4, m = threadIdx.x / 8 % 4, line = threadIdx.x % 8;
+    const float* c = at[i] + e;
+    const unsigned a = pair_of(c[0], c[1]), b = pair_of(c[2], c[3]);  // rows 0 .. 7 and 8 .. 15 of the warp's sixteen
+    if constexpr (CROSS) {
+      const unsigned place = in_line(to, j + m / 2 * 8 + line, 2 * warp + m % 2);
+      if (one)
+        put_turned(place, a, b);
+      else
+        put<true>(place, a, b, pair_of(c[4], c[5]), pair_of(c[6], c[7]));
+    } else {
+      put<false>(in_line(to, 16 * warp + m % 2 * 8 + line, j / 8 + m / 2), a, b, pair_of(c[4], c[5]), pair_of(c[6], c[7]));
+    }
+  }
+
+  // The rows of a warpgroup, of which (r, c) is the first. `staging`: BUFFERS pieces; `buffer`: which is next; `name`: of a barrier.
+  __device__ __forceinline__ void store(const tma::Map& out, unsigned staging, int& buffer, int name, i64 r, i64 c) const {
+    constexpr int BOXES = LINES / BOX_LINES;
+    const int thread = threadIdx.x % GROUP, half = thread / (BOXES / HALVES), box = thread % (BOXES / HALVES);
+#pragma unroll
+    for (int i = 0; i < MI; ++i)
+#pragma unroll
+      for (int first = 0; first < NB; first += PIECE) {
+        const unsigned to = staging + buffer * LINES * LINE;
+        if (thread < BOXES) tma::store_wait_read<BUFFERS - 1>();
+        tma::meet(name, GROUP);
+#pragma unroll
+        for (int j = 0; j < PIECE && first + j < NB; j += WIDE ? 8 : 16) {
+          if constexpr (WIDE)
+            put_wide(to, i, (first + j) / 2, j);
+          else
+            put_narrow(to, i, (first + j) / 2, j, first + j + 8 == NB);
+        }
+        tma::written_for_async();
+        tma::meet(name, GROUP);
+        if (thread < BOXES) {
+          const int row = (int)r + 64 * i, column = (int)c + first;
+          if (!CROSS)
+            tma::store(out, to, column, row);
+          else if (first + 8 * box < NB)
+            tma::store(out, to + (half * PIECE + 8 * box) * LINE, row + 32 * half, column + 8 * box);
+          tma::store_commit();
+        }
+        buffer = buffer + 1 < BUFFERS ? buffer + 1 : 0;
+      }
   }
 };
 
-// `a` (rows, size) and `b` (columns, size) as maps of what is in memory; `bias`, `start`, `wide` and out as in gemm.cu.
+// `a` (rows, size), `b` (columns, size) and `out` as maps of what is in memory; `bias` and `start` as in gemm.cu.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
-    gemm_wgmma(const __grid_constant__ tma::Map a, const __grid_constant__ tma::Map b, void* out, const element* bias, const float* start,
-               i64 start_line, i64 rows, i64 columns, i64 size, i64 wide, i64 band) {
+    gemm_wgmma(const __grid_constant__ tma::Map a, const __grid_constant__ tma::Map b, const __grid_constant__ tma::Map out,
+               const element* bias, const float* start, i64 start_line, i64 rows, i64 columns, i64 size, i64 band) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned tiles = (shared_address(shared) + 1023) / 1024 * 1024, full = tiles + STAGES * STAGE, empty = full + 8 * STAGES;
-  const int group = threadIdx.x / GROUP;
+  const unsigned tiles = (shared_address(shared) + 1023) / 1024 * 1024, staging = tiles + STAGES * STAGE;
+  const unsigned full = staging + 2 * BUFFERS * LINES * LINE, empty = full + 8 * STAGES;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);  // so that the compiler knows it for one of the warp
   const unsigned rank = BLOCKS == 1 ? 0 : tma::cluster_rank();
   const int count = (int)((size + KS - 1) / KS);
 
@@ -203,11 +196,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
       tma::init(full + 8 * i, 1);
-      tma::init(empty + 8 * i, 2 * BLOCKS);  // each warpgroup that reads what this block fetches
+      tma::init(empty + 8 * i, (TURNS ? 1 : 2) * BLOCKS);  // each warpgroup that reads what this block fetches
     }
     tma::init_done();
   }
-  if (threadIdx.x == 2 * GROUP) tma::prefetch(a), tma::prefetch(b);
+  if (threadIdx.x == 2 * GROUP) tma::prefetch(a), tma::prefetch(b), tma::prefetch(out);
   if constexpr (BLOCKS == 1)
     __syncthreads();
   else
@@ -215,17 +208,21 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 
   constexpr int UNIT_ROWS = SHARE == 2 ? 2 * ROWS : ROWS, UNIT_COLUMNS = SHARE == 1 ? 2 * NB : NB;
   const Raster raster = {(rows + UNIT_ROWS - 1) / UNIT_ROWS, (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS, band};
+  const i64 unit = blockIdx.x / BLOCKS, units = gridDim.x / BLOCKS;  // clusters
   int stage = 0;
   unsigned parity = 0;  // of the phase in which the stage is filled
   const auto advance = [&]() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
+  };
+  const auto pass = [&]() {  // the stages of a tile
+    stage += count, parity ^= stage / STAGES & 1, stage %= STAGES;
   };
 
   if (group == 2) {
     wgmma::fewer_registers<40>();
     if (threadIdx.x == 2 * GROUP) {
       unsigned turn = 0;  // whose it is to fetch for both
-      for (i64 tile = blockIdx.x / BLOCKS; tile < raster.tiles(); tile += gridDim.x / BLOCKS) {
+      for (i64 tile = unit; tile < raster.tiles(); tile += units) {
         i64 r0, c0;
         raster.place(tile, rank, r0, c0);
 #pragma unroll 1
@@ -251,19 +248,22 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         tma::arrive_at(empty + 8 * which, thread);
     };
     constexpr unsigned STEP_A = TA ? 16 * LINE : 32, STEP_B = TB ? 16 * LINE : 32;
+    const int part = TURNS ? 0 : group;  // of a tile
     Sums sums;
-    for (i64 tile = blockIdx.x / BLOCKS; tile < raster.tiles(); tile += gridDim.x / BLOCKS) {
+    int buffer = 0;
+    if (TURNS && group == 1) pass();
+    for (i64 tile = TURNS ? unit + group * units : unit; tile < raster.tiles(); tile += TURNS ? 2 * units : units) {
       i64 r0, c0;
       raster.place(tile, rank, r0, c0);
-      const bool whole = r0 + ROWS <= rows && c0 + NB <= columns;
-      r0 += group * 64 * MI + thread / 32 * 16 + thread % 32 / 4, c0 += thread % 4 * 2;
+      r0 += part * 64 * MI;
+      const i64 r = r0 + thread / 32 * 16 + thread % 32 / 4, c = c0 + thread % 4 * 2;  // of this thread's first sum
       if constexpr (TA && TB) {
-        if (start) sums.start(start, start_line, r0, c0, rows, columns);
+        if (start) sums.start(start, start_line, r, c, rows, columns);
       }
 
       const auto multiply = [&](bool carry) {
         tma::wait(full + 8 * stage, parity);
-        const unsigned from_a = tiles + stage * STAGE + group * MI * BOX, from_b = tiles + stage * STAGE + BYTES_A;
+        const unsigned from_a = tiles + stage * STAGE + part * MI * BOX, from_b = tiles + stage * STAGE + BYTES_A;
         const unsigned long long first_a = TA ? wgmma::mn_major(from_a, BOX) : wgmma::k_major(from_a);
         const unsigned long long first_b = TB ? wgmma::mn_major(from_b, BOX) : wgmma::k_major(from_b);
         wgmma::fence();
@@ -275,6 +275,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
                                    carry || step > 0);
         wgmma::commit();
       };
+      if (TURNS && tile != unit) tma::meet(3 + group, 2 * GROUP);
 #pragma unroll
       for (int i = 0; i < MI; ++i) wgmma::pin(sums.at[i]);
       multiply(TA && TB && start);
@@ -288,25 +289,25 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         before = stage;
         advance();
       }
+      if (TURNS && tile + units < raster.tiles()) tma::come(3 + (group ^ 1), 2 * GROUP);  // its stages follow these
       wgmma::wait<0>();
 #pragma unroll
       for (int i = 0; i < MI; ++i) wgmma::pin(sums.at[i]);
       release(before);
+      if (TURNS) pass();
 
       sums.finish();
-      if (bias) sums.add_bias(bias, r0, c0, rows, columns);
-      if (whole)
-        sums.store<true>(out, wide, r0, c0, rows, columns);
-      else
-        sums.store<false>(out, wide, r0, c0, rows, columns);
+      if (bias) sums.add_bias(bias, r, c, rows, columns);
+      sums.store(out, staging + group * BUFFERS * LINES * LINE, buffer, 1 + group, r0, c0);
     }
+    tma::store_wait<0>();
   }
   if constexpr (BLOCKS > 1) tma::cluster_meet();  // nobody leaves while the other may still reach for its memory
 }
 #else
 extern "C" __global__ void __launch_bounds__(384, 1)
-    gemm_wgmma(const __grid_constant__ tma::Map, const __grid_constant__ tma::Map, void*, const element*, const float*, i64, i64, i64, i64,
-               i64, i64) {
+    gemm_wgmma(const __grid_constant__ tma::Map, const __grid_constant__ tma::Map, const __grid_constant__ tma::Map, const element*,
+               const float*, i64, i64, i64, i64, i64) {
   require(false, "samebits: this kernel is built for compute capability 9.0");
 }
 #endif

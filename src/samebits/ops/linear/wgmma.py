@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from samebits.runtime.launch import ELEMENTS, Launch, launch_with_maps
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.runtime.tensor_map import tensor_map
 
@@ -16,8 +17,10 @@ _STAGE = 64
 _THREADS = 384
 _PER_CLOCK = 2048
 """Products of a multiprocessor."""
-_TILE_CLOCKS = 2500
-"""Around the products of a tile: its first stage, its results."""
+_TILE_CLOCKS = 4500
+"""Around the products of a tile, where nothing hides them: its first stage, its results."""
+SHARED = 227 * 1024
+"""Bytes of a block, all that it can have: results take what the stages leave."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,17 @@ class Tile:
     MI: int
     NB: int
     STAGES: int
+    TURNS: int
+    """1: the warpgroups have a tile each and take turns, so that one stores while the other multiplies."""
     SHARE: int
+    """2: the blocks of a pair have the rows of B in common, 1: of A; 0: no pairs."""
     CROSS: int
     """1: the columns of the result are the A side, so that the batch, which may be small, is cut into NB rows."""
 
     @property
     def rows(self) -> int:
         """Of A."""
-        return 128 * self.MI
+        return (64 if self.TURNS else 128) * self.MI
 
     @property
     def blocks(self) -> int:
@@ -50,11 +56,6 @@ class Tile:
         """Clusters at work."""
         return min(self.tiles(rows, columns), max(multiprocessors // self.blocks, 1))
 
-    def shared(self, turned_b: bool) -> int:
-        """Bytes of a block: the stages, from a multiple of 1024 on, and two barriers of each."""
-        rows_b = -(-self.NB // _STAGE) * _STAGE if turned_b else self.NB
-        return self.STAGES * ((self.rows + rows_b) * 2 * _STAGE + 16) + 1024
-
 
 @dataclass(frozen=True)
 class Sides:
@@ -67,24 +68,30 @@ class Sides:
     turned_b: bool
 
 
-RATE = {
-    Tile(1, 256, 4, 0, 0): 0.955,
-    Tile(2, 144, 4, 1, 1): 0.94,
-    Tile(2, 160, 4, 1, 1): 0.95,
-    Tile(2, 176, 4, 1, 1): 0.95,
-    Tile(2, 136, 4, 1, 1): 0.92,
-    Tile(2, 88, 4, 2, 1): 0.8,
-    Tile(1, 136, 6, 1, 1): 0.72,
-    Tile(1, 88, 7, 2, 1): 0.65,
-    Tile(1, 256, 4, 2, 0): 0.93,
+class Seen(NamedTuple):
+    """What an H200 showed of a tile."""
+
+    rate: float
+    """The part of the unit's rate that stands for its inner loop, so that :func:`clocks` puts tiles in the order of their times."""
+    band: int
+    """Tiles of the A side that are worked on together. Blocks that read the same at one time should share a part of the chip, where
+    their requests become one; which number does that was found by trying."""
+
+
+_BATCH = {
+    Tile(2, 88, 7, 1, 0, 1): Seen(0.81, 4),
+    Tile(4, 88, 4, 1, 0, 1): Seen(0.76, 4),
+    Tile(2, 136, 4, 0, 1, 1): Seen(0.95, 8),
+    Tile(2, 136, 6, 1, 1, 1): Seen(0.91, 8),
+    Tile(2, 160, 4, 0, 1, 1): Seen(0.99, 8),
+    Tile(2, 160, 5, 1, 1, 1): Seen(0.957, 8),
+    Tile(1, 232, 4, 0, 2, 1): Seen(0.94, 8),
+    Tile(1, 256, 4, 0, 0, 0): Seen(1.02, 8),
 }
-"""The tiles, and the part of the unit's rate that the inner loop is expected to reach with each."""
-
-
-BATCH = tuple(tile for tile in RATE if tile.SHARE < 2 or tile.CROSS)
-"""For products with the rows of the batch."""
-WEIGHT = (Tile(1, 256, 4, 2, 0),)
-"""For the gradient of a weight, both of whose axes are long."""
+_WEIGHT = {Tile(2, 128, 5, 1, 0, 0): Seen(0.95, 8), Tile(1, 256, 4, 0, 2, 0): Seen(0.93, 8)}
+BATCH, WEIGHT = tuple(_BATCH), tuple(_WEIGHT)
+"""For products with the rows of the batch; for the gradient of a weight, both of whose axes are long."""
+_SEEN = _BATCH | _WEIGHT
 
 
 def clocks(tile: Tile, sides: Sides, multiprocessors: int) -> float:
@@ -92,14 +99,17 @@ def clocks(tile: Tile, sides: Sides, multiprocessors: int) -> float:
     tiles = tile.tiles(sides.rows, sides.columns)
     own = -(-tiles // tile.units(sides.rows, sides.columns, multiprocessors))
     stages = -(-sides.size // _STAGE)
-    return own * (stages * _STAGE * tile.rows * tile.NB / _PER_CLOCK / RATE[tile] + _TILE_CLOCKS)
+    products = stages * _STAGE * tile.rows * tile.NB / _PER_CLOCK / _SEEN[tile].rate
+    return own * products + (1 if tile.TURNS else own) * _TILE_CLOCKS
 
 
-def planned(tile: Tile, sides: Sides, dtype: str, multiprocessors: int, band: int) -> Launch:
-    defines = vars(tile) | {"ELEMENT": ELEMENTS[dtype], "TA": int(sides.turned_a), "TB": int(sides.turned_b)}
+def planned(tile: Tile, sides: Sides, dtype: str, wide: bool, multiprocessors: int) -> Launch:
+    defines = vars(tile) | {
+        "ELEMENT": ELEMENTS[dtype], "WIDE": int(wide), "TA": int(sides.turned_a), "TB": int(sides.turned_b), "SHARED": SHARED,
+    }  # fmt: skip
     blocks = tile.units(sides.rows, sides.columns, multiprocessors) * tile.blocks
     kernel = CudaKernel("linear", ENTRY, tuple(sorted(defines.items())))
-    return Launch(kernel, blocks, _THREADS, tile.shared(sides.turned_b), arguments=(tile.CROSS, band))
+    return Launch(kernel, blocks, _THREADS, SHARED, arguments=(tile.CROSS, _SEEN[tile].band))
 
 
 def multiply(
@@ -107,9 +117,9 @@ def multiply(
 ) -> None:  # fmt: skip
     """``a`` and ``b`` as they are stored; ``sizes`` = (rows, columns, reduction indices) of the sides."""
     macros = dict(step.kernel.defines)
-    map_a = tensor_map(a, (_STAGE, _STAGE) if macros["TA"] else (128 * macros["MI"], _STAGE))
+    rows = (64 if macros["TURNS"] else 128) * macros["MI"]
+    map_a = tensor_map(a, (_STAGE, _STAGE) if macros["TA"] else (rows, _STAGE))
     map_b = tensor_map(b, (_STAGE, _STAGE) if macros["TB"] else (macros["NB"], _STAGE))
+    map_out = tensor_map(out, (8 if macros["CROSS"] else 64, 128 // out.element_size()))
     start_line = start.stride(0) if isinstance(start, Tensor) else 0
-    launch_with_maps(
-        step, map_a, map_b, out, bias, start, start_line, *sizes, int(out.element_size() == 4), step.arguments[1]
-    )
+    launch(step, map_a, map_b, map_out, bias, start, start_line, *sizes, step.arguments[1])

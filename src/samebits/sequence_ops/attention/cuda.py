@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samebits.audit.build import Build
 from samebits.checks import dtype_name
-from samebits.runtime.launch import ELEMENTS, Launch, launch_with_maps
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
@@ -68,8 +68,8 @@ def forward(
     sizes = (problem.queries, problem.keys, problem.heads, problem.group)
     numbers = map(wide_word, (contracts.exponent_scale(scale), scale, contracts.LN_2))
     programs = problem.batch * -(-problem.queries // plan.rows)
-    launch = _launch(recipe, plan, problem.head_dim, causal, dtype_name(q.dtype), programs, problem.heads)
-    launch_with_maps(launch, *maps, out, lse, *sizes, *numbers)
+    prepared = _launch(recipe, plan, problem.head_dim, causal, dtype_name(q.dtype), programs, problem.heads)
+    launch(prepared, *maps, out, lse, *sizes, *numbers)
     return out, lse
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from samebits.audit.build import Build
 from samebits.checks import dtype_name
-from samebits.runtime.launch import ELEMENTS, Launch, launch_with_maps
+from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
@@ -67,13 +67,13 @@ def backward(
     if wanted[1]:
         grid = (problem.batch * -(-problem.keys // TILE), problem.kv_heads)
         maps = _maps(plan.by_key.rows, TILE, q, k, v, grad_out)
-        launch = _launch("attention_grad_keys", plan.by_key, *kind, grid)
-        launch_with_maps(launch, *maps, *numbers, grad_k, grad_v, *tail)
+        prepared = _launch("attention_grad_keys", plan.by_key, *kind, grid)
+        launch(prepared, *maps, *numbers, grad_k, grad_v, *tail)
     if wanted[0]:
         grid = (problem.batch * -(-problem.queries // TILE), problem.heads)
         maps = _maps(TILE, plan.by_query.rows, q, k, v, grad_out)
-        launch = _launch("attention_grad_queries", plan.by_query, *kind, grid)
-        launch_with_maps(launch, *maps, *numbers, grad_q, *tail)
+        prepared = _launch("attention_grad_queries", plan.by_query, *kind, grid)
+        launch(prepared, *maps, *numbers, grad_q, *tail)
     return grad_q, grad_k, grad_v
 
 

@@ -36,6 +36,8 @@ FAN_IN = CHUNK // (4 * COLUMNS)
 LAST = 256
 """Most vectors that the last step takes."""
 LANES = 2
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+"""Tensors that are nothing but tensors."""
 Sums = NDArray[np.int64]
 _ALIGNMENT = 16
 _BLOCK = 8192
@@ -64,7 +66,7 @@ def obstacle(tensor: Tensor) -> str | None:
         return "a nested tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
-    if tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor":
+    if tensor.is_meta or (type(tensor) not in PLAIN and type(tensor).__name__ == "FakeTensor"):
         return "no data"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "made while a CUDA graph was captured: it has no value yet"

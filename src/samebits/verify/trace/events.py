@@ -17,7 +17,7 @@ HEX = 32
 """Hex digits of one digest."""
 
 
-@dataclass
+@dataclass(slots=True)
 class TensorRecord:
     """One tensor at one moment. ``digest`` is None where there was nothing to digest, and ``note`` says why."""
 
@@ -59,7 +59,7 @@ class TensorRecord:
         return 0 if self.rows is None else len(self.rows) // HEX
 
 
-@dataclass
+@dataclass(slots=True)
 class Event:
     """One call, parameter or gradient.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from samebits.verify.trace.events import Event
 
 _RANGE = "samebits:"
 _OWN = "samebits:trace"
+_NOTHING = nullcontext()
 _MOST = 200
 """Names kept per call."""
 
@@ -42,14 +42,9 @@ class Ranges:
         if mark is not None:
             mark.__exit__(None, None, None)
 
-    @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
+    def own(self) -> AbstractContextManager[Any]:
         """What the trace itself launches belongs to no call."""
-        if self._profiler is None:
-            yield
-        else:
-            with torch.profiler.record_function(_OWN):
-                yield
+        return _NOTHING if self._profiler is None else torch.profiler.record_function(_OWN)
 
     def stop(self, events: list[Event]) -> None:
         """End the profile and hand each event the names of what ran directly inside it, in order."""

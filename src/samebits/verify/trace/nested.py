@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _LONGEST_VALUE = 200
 
 
-@dataclass
+@dataclass(slots=True)
 class Leaves:
     """What a structure holds, each with its place."""
 
@@ -36,6 +36,9 @@ def leaves(*parts: tuple[str, Any]) -> Leaves:
 def _walk(where: str, value: Any, found: Leaves, depth: int) -> None:
     if isinstance(value, Tensor):
         found.tensors.append((where, value))
+    elif type(value) is tuple and depth < DEPTH:  # the arguments of nearly every call
+        for index, child in enumerate(value):
+            _walk(f"{where}.{index}", child, found, depth + 1)
     elif isinstance(value, _PLAIN):
         text = repr(value)
         found.values[where] = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."

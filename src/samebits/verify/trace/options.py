@@ -30,7 +30,7 @@ class Options:
         return not self.modules or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.modules)
 
     def keeps(self, path: str) -> bool:
-        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.tensors)
+        return bool(self.tensors) and any(fnmatch.fnmatchcase(path, pattern) for pattern in self.tensors)
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}

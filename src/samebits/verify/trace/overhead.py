@@ -1,6 +1,8 @@
-"""What a trace costs: a model's forward with and without it, in turn, on the device at hand.
+"""What a trace costs: a step of a model with and without it, in turn, on the device at hand.
 
-``python -m samebits.verify.trace.overhead`` prints one JSON object; ``--help`` says what can be chosen.
+    python -m samebits.verify.trace.overhead --model minimax-h3 --sequence 264 3160 16384 --backward --out overhead.jsonl
+
+prints one JSON object for each length; ``--help`` says what else can be chosen.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from samebits import environment
+from samebits.cli.errors import UserError
 from samebits.exact.compare import same_bits
 from samebits.verify.trace.events import Event
 from samebits.verify.trace.nested import leaves
@@ -38,7 +42,9 @@ class Overhead:
     """Traced over plain; 1.1 is the target on a GPU for a block of a real model's size."""
     calls: int
     digested_bytes: int
-    """Bytes that were read for digests in one run; parameters, which are read once per version, are not among them."""
+    """Bytes of all tensors that were recorded in one run, as often as they were; parameters by themselves are not among them."""
+    read_bytes: int
+    """Bytes that were read for that in the timed run: a tensor that is known is not read again."""
     rounds: int
     unchanged: bool
     """Whether the traced run returned the bits of the plain one."""
@@ -57,6 +63,7 @@ def measure(run: Callable[[], Any], model: nn.Module, rounds: int = ROUNDS, **op
         recording = trace(model, **options)
         with recording:
             run()  # the parameters are read here
+            before = recording.bytes_read
             seconds, result = _timed(run, device)
             traced.append(seconds)
             begin = time.perf_counter()
@@ -72,6 +79,7 @@ def measure(run: Callable[[], Any], model: nn.Module, rounds: int = ROUNDS, **op
         ratio=statistics.median(traced) / statistics.median(plain),
         calls=len(second),
         digested_bytes=sum(_bytes(event) for event in second),
+        read_bytes=recording.bytes_read - before,
         rounds=rounds,
         unchanged=unchanged,
     )
@@ -104,28 +112,92 @@ def _bytes(event: Event) -> int:
     return total
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The DeepSeek-V4 layer with our operators, at the size that the arguments choose."""
-    parser = argparse.ArgumentParser(prog="python -m samebits.verify.trace.overhead", description=main.__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--official", action="store_true", help="one layer of the official size; needs a large GPU")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--sequence", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--rows", type=int, default=0, help="axes that count rows, for row digests")
-    parser.add_argument("--contracts", default="fast", help="of the operators, as samebits.patch takes them")
-    given = parser.parse_args(arguments)
+class _Subject:
+    """A model with our operators, and a step of it."""
 
+    def __init__(self, title: str, model: nn.Module, run: Callable[[], Any]) -> None:
+        self.title, self.model, self.run = title, model, run
+
+
+def _deepseek_v4(given: argparse.Namespace, sequence: int) -> _Subject:
+    """The layer; its parameters have no gradient."""
     from samebits.models.deepseek_v4 import patching, subject
 
+    if given.backward:
+        raise UserError("--backward: this model's parameters have no gradient; it is for minimax-h3")
     config = subject.OFFICIAL if given.official else subject.SMALL
-    made = subject.causal_lm(given.batch, given.sequence, device=given.device, config=config)
+    made = subject.causal_lm(given.batch, sequence, device=given.device, config=config)
     patching.patch(made.model, given.contracts)
-    with torch.no_grad():
-        found = measure(made, made.model, given.rounds, rows=given.rows)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return made()
+
+    return _Subject(made.title, made.model, run)
+
+
+def _minimax_h3(given: argparse.Namespace, sequence: int) -> _Subject:
+    """The block, at the released width unless ``--small`` says otherwise. With a backward, what it returns and all gradients."""
+    import samebits
+    from samebits.models.minimax_h3 import block_bench
+    from samebits.models.minimax_h3.geometry import OFFICIAL, reduced
+
+    geometry = reduced(16) if given.small else OFFICIAL
+    made = block_bench.subject(sequence, geometry, torch.device(given.device))
+    segments = samebits.segments(made.index, block_bench.MODALITIES * block_bench.TIMESTEPS)
+    block, leaves_ = made.ours, made.leaves(made.ours)
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return block(made.hidden, made.temb, segments, made.rotary)
+
+    def both() -> Any:
+        for leaf in leaves_:
+            leaf.grad = None
+        result = block(made.hidden, made.temb, segments, made.rotary)
+        result.backward(made.upstream)
+        return result, [leaf.grad for leaf in leaves_]
+
+    title = f"MiniMax-H3 block, {geometry}, {sequence} rows, {'forward and backward' if given.backward else 'forward'}"
+    return _Subject(title, block, both if given.backward else forward)
+
+
+MODELS = {"deepseek-v4": _deepseek_v4, "minimax-h3": _minimax_h3}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """A DeepSeek-V4 layer or a MiniMax-H3 block with our operators, at the size that the arguments choose."""
+    parser = argparse.ArgumentParser(prog="python -m samebits.verify.trace.overhead", description=main.__doc__)
+    parser.add_argument("--model", choices=MODELS, default="deepseek-v4")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--official", action="store_true", help="deepseek-v4: a layer of the official size; needs a large GPU"
+    )
+    parser.add_argument("--small", action="store_true", help="minimax-h3: a width that a CPU runs")
+    parser.add_argument("--batch", type=int, default=2, help="of deepseek-v4")
+    parser.add_argument("--sequence", type=int, nargs="+", default=[32], help="one or more lengths")
+    parser.add_argument("--backward", action="store_true", help="of minimax-h3: forward and backward")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rows", type=int, default=0, help="axes that count rows, for row digests")
+    parser.add_argument("--no-reuse", action="store_true", help="read every tensor at every call")
+    parser.add_argument("--contracts", default="fast", help="of deepseek-v4's operators, as samebits.patch takes them")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the same lines, left in a file")
+    given = parser.parse_args(arguments)
     stamp = environment.collect().to_json()
-    print(json.dumps({"kind": "samebits-trace-overhead", "model": made.title, **asdict(found), "environment": stamp}))
+    lines = []
+    for sequence in given.sequence:
+        made = MODELS[given.model](given, sequence)
+        found = measure(made.run, made.model, given.rounds, rows=given.rows, reuse=not given.no_reuse)
+        line = {"kind": "samebits-trace-overhead", "model": made.title, **asdict(found), "environment": stamp}
+        lines.append(json.dumps(line))
+        print(lines[-1], flush=True)
+        del made
+    if given.out is not None:
+        given.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"samebits.verify.trace.overhead: {error}") from error

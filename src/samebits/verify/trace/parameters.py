@@ -29,9 +29,12 @@ class Parameters:
     def look(self, modules: Iterable[Named], calling: Named, managed: bool) -> None:
         """Record what is new among the modules' own parameters and buffers, in front of a call of ``calling``."""
         for named in modules:
+            called = named is calling
+            if not (named.module._parameters or named.module._buffers or named.opaque):
+                continue
             for name, tensor in own_tensors(named):
-                uncounted = managed or is_managed(named.module) or not isinstance(tensor, nn.Parameter)
-                self._look(name, tensor, again=uncounted and named is calling)
+                again = called and (managed or not isinstance(tensor, nn.Parameter) or is_managed(named.module))
+                self._look(name, tensor, again)
 
     def _look(self, name: str, tensor: Tensor, again: bool) -> None:
         key = (id(tensor), tensor.data_ptr() if _has_data(tensor) else 0, _version(tensor))

@@ -17,7 +17,7 @@ BOUND = 64 << 20
 row as much as a tensor of its size."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Reading:
     """One tensor as it was read: its sums on their way, and who waits for them; later the digests."""
 
@@ -50,6 +50,8 @@ class Pending:
         self._waiting: list[Reading] = []
         self._bytes = 0
         self._slabs = Slabs()
+        self.bytes_read = 0
+        """Of all tensors so far."""
         self.error: RuntimeError | None = None
         """What the device raised when digests were read; those are lost, and their records say so."""
 
@@ -65,6 +67,7 @@ class Pending:
         reading = Reading(whole, rows, tensor.numel() * tensor.element_size(), width, [record])
         with self._lock:
             self._waiting.append(reading)
+            self.bytes_read += reading.size
             self._bytes += whole.nbytes + (0 if rows is None else rows.nbytes)
             if self._bytes > BOUND:
                 self._read()

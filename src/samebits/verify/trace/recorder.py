@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +17,13 @@ from samebits.verify.trace.keeping import Kept
 from samebits.verify.trace.options import Options
 from samebits.verify.trace.pending import Pending, row_axes
 from samebits.verify.trace.ranks import rank_and_world
-from samebits.verify.trace.reuse import Known
+from samebits.verify.trace.reuse import Known, place_of
 
 OUTSIDE = -1
 """Id of the backward that runs in this thread, where none runs."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """A module call that has begun."""
 
@@ -51,7 +50,7 @@ class Recorder:
         self._pending = Pending()
         self._known = Known() if options.reuse else None
         self._count = itertools.count()
-        self._calls: Counter[tuple[str, str, str]] = Counter()
+        self._calls: dict[tuple[str, str, str], int] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
 
@@ -62,9 +61,11 @@ class Recorder:
     @property
     def stack(self) -> list[Call]:
         """Open calls of this thread, outermost first."""
-        if not hasattr(self._local, "stack"):
+        try:
+            return self._local.stack
+        except AttributeError:
             self._local.stack = []
-        return self._local.stack
+            return self._local.stack
 
     @staticmethod
     def phase() -> Phase:
@@ -77,8 +78,8 @@ class Recorder:
         if not stack and self._known is not None and rank_and_world()[1] > 1:
             self.read_everything()  # torch.distributed writes in place and does not count it
         with self._lock:
-            call = self._calls[kind, phase, path]
-            self._calls[kind, phase, path] += 1
+            call = self._calls.get((kind, phase, path), 0)
+            self._calls[kind, phase, path] = call + 1
         now = self.tick()
         parent = stack[-1].event.start if stack else None
         return Event(kind, phase, path, cls, call, now, now, parent, len(stack))
@@ -100,10 +101,13 @@ class Recorder:
 
         A tensor that is known is not read again, unless that was at or before the position ``after``.
         """
-        local, placed = _local_shard(tensor)
+        local, placed = (tensor, "") if type(tensor) in digest.PLAIN else _local_shard(tensor)
         why = digest.obstacle(local)
-        stride = local.stride() if local.layout is torch.strided and not local.is_nested else ()
-        shape = () if local.is_nested else tuple(local.shape)
+        if why is None:
+            shape, stride = tuple(local.shape), local.stride()
+        else:
+            stride = tuple(local.stride()) if local.layout is torch.strided and not local.is_nested else ()
+            shape = () if local.is_nested else tuple(local.shape)
         record = TensorRecord(where, _dtype_name(tensor.dtype), shape, stride, _device_name(local.device), note=placed)
         axis = self.options.batch_axis
         lead = row_axes(shape, self.options.rows, axis) if rows and self.options.rows and why is None else 0
@@ -128,18 +132,25 @@ class Recorder:
 
     def _digest(self, record: TensorRecord, event: Event, tensor: Tensor, lead: int, axis: int, after: int) -> None:
         known = self._known
-        reading = None if known is None else known.find(tensor, lead, axis, after)
-        if reading is not None:
-            self._pending.join(record, reading)
+        place = None if known is None else place_of(tensor, lead, axis)
+        if known is None or place is None:
+            self._pending.add(record, tensor, lead, axis)
             return
-        reading = self._pending.add(record, tensor, lead, axis)
-        if known is not None:
-            known.add(tensor, lead, axis, event.start, reading)
+        reading = known.find(place, after)
+        if reading is None:
+            known.add(tensor, place, event.start, self._pending.add(record, tensor, lead, axis))
+        else:
+            self._pending.join(record, reading)
 
     @property
     def error(self) -> RuntimeError | None:
         """What the device raised when digests were read back."""
         return self._pending.error
+
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, for digests, so far."""
+        return self._pending.bytes_read
 
     def finish(self) -> list[Event]:
         """Read what is pending; the events in the order of their ends."""

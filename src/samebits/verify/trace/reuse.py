@@ -12,24 +12,22 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from samebits.verify.trace.digest import PLAIN
 from samebits.verify.trace.pending import Reading
 
 PRUNE = 4096
 """Storages after which those that are gone are dropped; from then on at twice as many as were left."""
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
-View = tuple[Any, ...]
-"""What of a storage a tensor shows, and which digests were asked for."""
+Place = tuple[int, int, tuple[Any, ...]]
+"""Identity of the storage, count of writes, and what of the storage a tensor shows with which digests were asked for."""
 
 
 @dataclass
 class _Storage:
     alive: StorageWeakRef
-    readings: dict[View, tuple[int, int, Reading]] = field(default_factory=dict)
+    readings: dict[tuple[Any, ...], tuple[int, int, Reading]] = field(default_factory=dict)
     """The last reading of each view: count of writes, position in the trace, digests."""
 
 
@@ -41,35 +39,40 @@ class Known:
         self._prune_at = PRUNE
         self._lock = threading.Lock()
 
-    def find(self, tensor: Tensor, lead: int, axis: int, after: int) -> Reading | None:
-        """The digests of this tensor as it is now, where they were taken behind position ``after``."""
-        if not _has_count(tensor):
-            return None
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
+    def find(self, place: Place, after: int) -> Reading | None:
+        """The digests of what lies there now, where they were taken behind position ``after``."""
+        identity, version, view = place
+        storage = self._storages.get(identity)
         if storage is None:
             return None
-        version, position, reading = storage.readings.get(_view(tensor, lead, axis), (-1, -1, None))
-        return reading if version == tensor._version and position > after else None
+        known = storage.readings.get(view)
+        return known[2] if known is not None and known[0] == version and known[1] > after else None
 
-    def add(self, tensor: Tensor, lead: int, axis: int, position: int, reading: Reading) -> None:
-        """``tensor`` was read at ``position``, and nothing has written to it since."""
-        if not _has_count(tensor):
-            return
-        held = tensor.untyped_storage()
+    def add(self, tensor: Tensor, place: Place, position: int, reading: Reading) -> None:
+        """``tensor``, which lies at ``place``, was read at ``position``."""
+        identity, version, view = place
         with self._lock:
-            storage = self._storages.get(held._cdata)
+            storage = self._storages.get(identity)
             if storage is None:
                 if len(self._storages) >= self._prune_at:
                     self._storages = {at: s for at, s in self._storages.items() if not s.alive.expired()}
                     self._prune_at = max(PRUNE, 2 * len(self._storages))
-                storage = self._storages[held._cdata] = _Storage(StorageWeakRef(held))
-            storage.readings[_view(tensor, lead, axis)] = (tensor._version, position, reading)
+                storage = self._storages[identity] = _Storage(StorageWeakRef(tensor.untyped_storage()))
+            storage.readings[view] = (version, position, reading)
 
 
-def _has_count(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and not tensor.is_inference()
-
-
-def _view(tensor: Tensor, lead: int, axis: int) -> View:
-    marks = tensor.is_conj(), tensor.is_neg()
-    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *marks, lead, axis)
+def place_of(tensor: Tensor, lead: int, axis: int) -> Place | None:
+    """Where the tensor lies and which version it is; None: nothing counts the writes to it."""
+    if type(tensor) not in PLAIN or tensor.is_inference():
+        return None
+    view = (
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        lead,
+        axis,
+    )
+    return tensor.untyped_storage()._cdata, tensor._version, view

@@ -34,6 +34,11 @@ class Tracing:
         self._exits = contextlib.ExitStack()
         self._open = False
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors that were read for digests so far."""
+        return self._recorder.bytes_read
+
     def __enter__(self) -> Tracing:
         if self._open:
             raise RuntimeError("this trace is open already; call samebits.trace again for another one")
