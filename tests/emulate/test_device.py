@@ -165,6 +165,26 @@ def test_the_tensor_core_is_the_exact_model(name: str, dtype: torch.dtype) -> No
     )  # a zero's sign is not promised
 
 
+def test_the_tensor_core_of_8_bit_integers_is_exact() -> None:
+    body = """
+  const int g = threadIdx.x / 4, q = threadIdx.x % 4;
+  const unsigned *a0 = a + g * 8, *a1 = a + (g + 8) * 8, *column = b + g * 8;
+  int c[4];
+  for (int i = 0; i < 4; ++i) c[i] = io[(g + i / 2 * 8) * 8 + 2 * q + i % 2];
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0[q]), "r"(a1[q]), "r"(a0[q + 4]), "r"(a1[q + 4]), "r"(column[q]), "r"(column[q + 4]));
+  for (int i = 0; i < 4; ++i) io[(g + i / 2 * 8) * 8 + 2 * q + i % 2] = c[i];
+"""
+    generator = torch.Generator().manual_seed(7)
+    a, b = (torch.randint(-128, 128, (rows, 32), generator=generator, dtype=torch.int8) for rows in (16, 8))
+    a[3], b[5] = -128, -128
+    start = torch.randint(-(2**31), 2**31, (16, 8), generator=generator).to(torch.int32)  # sums wrap
+    got = start.clone()
+    probe.run(probe.kernel("const unsigned* a, const unsigned* b, int* io", body), a, b, got)
+    assert torch.equal(got, (a.long() @ b.long().t() + start).to(torch.int32))
+
+
 def test_a_tensor_core_is_not_finite_where_its_operands_are_not() -> None:
     a, b, io = torch.ones(16, 16).bfloat16(), torch.ones(8, 16).bfloat16(), torch.zeros(16, 8)
     a[3, 5] = float("inf")

@@ -12,7 +12,7 @@ from samebits import catalogue, registry
 from samebits.catalogue import Declared
 from samebits.cli import arguments
 from samebits.cli.errors import UserError
-from samebits.contract import Contract, OpSpec, TensorArg
+from samebits.contract import Contract, OpSpec, Result, TensorArg
 from samebits.sequence_ops.declaration import TensorSpec
 
 if TYPE_CHECKING:
@@ -204,6 +204,8 @@ def _print_contract(spec: Declared, contract: Contract, backward: bool, console:
                 shape = f"({', '.join([*(['T'] if tensor.rows else []), *tensor.axes])})"
                 kinds = " or ".join(tensor.dtypes if isinstance(tensor, TensorArg) else (tensor.dtype,))
                 kinds = kinds.replace("grad", "float32 or bfloat16, as asked")
+                if isinstance(tensor, Result) and tensor.wide:
+                    kinds += " or float32, as asked"
             console.print(f"  {tensor.name} {shape} {kinds}  {tensor.doc}", highlight=False, markup=False)
     if contract.approximate:
         console.print(f"approximate instructions: {', '.join(contract.approximate)}", highlight=False)

@@ -83,9 +83,6 @@ def _rows(count: int) -> tuple[Any, Any]:
     return ctypes.c_int64 * count, ctypes.c_void_p * count
 
 
-launch_with_maps = launch
-
-
 class _Ready(NamedTuple):
     """A plan on a device, its kernel loaded."""
 

@@ -140,11 +140,11 @@ def _minimax_h3(given: argparse.Namespace, sequence: int) -> _Subject:
     """The block, at the released width unless ``--small`` says otherwise. With a backward, what it returns and all gradients."""
     import samebits
     from samebits.models.minimax_h3 import block_bench
-    from samebits.models.minimax_h3.geometry import OFFICIAL, reduced
+    from samebits.models.minimax_h3.geometry import MODALITIES, OFFICIAL, reduced
 
     geometry = reduced(16) if given.small else OFFICIAL
     made = block_bench.subject(sequence, geometry, torch.device(given.device))
-    segments = samebits.segments(made.index, block_bench.MODALITIES * block_bench.TIMESTEPS)
+    segments = samebits.segments(made.index, MODALITIES * block_bench.TIMESTEPS)
     block, leaves_ = made.ours, made.leaves(made.ours)
 
     def forward() -> Any:

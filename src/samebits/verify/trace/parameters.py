@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from samebits.verify.trace.digest import PLAIN
 from samebits.verify.trace.events import ROOT, Event, TensorRecord
 from samebits.verify.trace.names import COMPILED, Named, is_managed
 from samebits.verify.trace.recorder import Recorder
@@ -90,4 +92,6 @@ def _version(tensor: Tensor) -> int:
 
 
 def _has_data(tensor: Tensor) -> bool:
+    if type(tensor) in PLAIN:
+        return tensor.layout is torch.strided
     return type(tensor).__name__ not in ("DTensor", "FakeTensor") and not tensor.is_sparse
