@@ -17,6 +17,8 @@ from samebits.runtime.device import H200
 from samebits.runtime.launch import Launch
 from samebits.runtime.sweep import dense_layout
 
+NOTHING_STATIC = ("gemm_wgmma",)
+"""Kernels that have no shared memory but what a launch gives them; others may have a little of their own."""
 SMALL = dataclasses.replace(H200, name="a GPU with 99 KB", arch=89, shared_bytes=99 * 1024)
 ONE_CHUNK = {"forward_ascending": 115584, "backward_x_ascending": 57216}
 """The longest row that an H200 block holds at once."""
@@ -125,7 +127,8 @@ def test_every_launch_is_within_the_limits(name: str, backward: bool, contract: 
                     grid = step.grid if isinstance(step.grid, tuple) else (step.grid, 1)
                     assert 1 <= grid[0] <= 2**31 - 1 and 1 <= grid[1] <= 65535, (step, rows, width)
                     assert 32 <= step.block <= 1024 and step.block % 32 == 0, step
-                    assert step.shared <= device.shared_bytes - 1024, step
+                    static = 0 if step.kernel.entry in NOTHING_STATIC else 1024
+                    assert step.shared + static <= device.shared_bytes, step
 
 
 @pytest.mark.parametrize(("name", "backward", "contract"), [case for case in CASES if case[0] not in COMPOSED])

@@ -90,7 +90,8 @@ def test_page_escapes_what_a_trace_says(folder):
 
 
 def test_a_callable_may_run_its_own_step_and_take_arguments(folder):
-    assert call("trace", "models.py:step", "--out", "s.trace").exit_code == 0
+    assert call("trace", "models.py:step", "--out", "s.trace", "--no-reuse").exit_code == 0
+    assert not read("s.trace").header["options"]["reuse"]
     assert {e.phase for e in read("s.trace").events} == {"forward", "backward"}
     assert call("trace", "models.py:good", "--out", "w.trace", "--", "16").exit_code == 0
     assert read("w.trace").phase("forward")[-1].inputs[0].shape == (4, 16)

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from drift.models import Net
 
 from samebits.audit import compile as audit
 from samebits.audit.build import Build
@@ -15,7 +16,7 @@ from samebits.audit.judge import judge
 from samebits.audit.limits import Limits
 from samebits.emulate.launch import Emulator, KernelFault
 from samebits.runtime import nvrtc
-from samebits.verify.trace import digest, trace, tree
+from samebits.verify.trace import digest, pending, trace, tree
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def same(tensor, lead=0, axis=0):
     )
 
 
-SIZES = (0, 1, 15, 16, 1023, 1024, 1025, 2**14 - 1, 2**14, 2**14 + 1, 2**16 + 1, 2**18 - 1, 2**18, 2**18 + 1)
+SIZES = (0, 1, 15, 16, 1023, 1024, 1025, 2**14 - 1, 2**14, 2**14 + 1, 2**18 - 1, 2**18, 2**18 + 1)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -98,7 +99,9 @@ def test_rows(emulated, shape):
     x = data(*shape)
     assert same(x, 1)
     if len(shape) == 3:
-        assert same(x, 2) and same(x, 1, 1) and same(x, 1, 2) and same(x, 2, 1)
+        assert same(x, 2) and same(x, 1, 1)
+    if shape[1:] == (3, 100):
+        assert same(x, 1, 2) and same(x, 2, 1)
 
 
 def test_layouts(emulated):
@@ -132,13 +135,13 @@ def test_several_launches(emulated, small_last):
         ("__syncthreads();\n\n  int sum", "\n\n  int sum"),
     ],
 )
-def test_a_fault_is_found(emulated, right, wrong):
+def test_a_fault_is_found(emulated, small_last, right, wrong):
     source = nvrtc.source_text(tree.KERNEL)
     assert source.count(right) == 1
     emulated.sources[tree.KERNEL] = source.replace(right, wrong)
     found = []
     for emulated.descending in (False, True):
-        for tensor in (data(2**18 + 1), data(1025), data(5003)[:5001], data(2**22 + 1025)):
+        for tensor in (data(1025), data(5003)[:5001], data(2**18 + 1)):
             try:
                 found.append(same(tensor))
             except KernelFault:
@@ -157,9 +160,34 @@ def test_machine_code_is_clean(arch):
     assert any(i.opcode.startswith("IMMA.16832.S8.S8") for i in read.kernel.instructions)
 
 
-def test_too_many_long_rows_are_refused():
+def test_what_is_too_large_is_refused():
     with pytest.raises(RuntimeError, match="at most 65535 rows"):
         tree.of_rows((70000, 2**19), (2**19, 1), 1, 1)
+    assert len(tree.of_bytes((2**38,), (1,), 1)) == 2
+    with pytest.raises(RuntimeError, match="more bytes than"):
+        tree.of_bytes((2**38 + 1,), (1,), 1)
+
+
+def test_a_trace_has_the_same_digests(emulated, monkeypatch):
+    model, x, slabs = Net(32, 2), torch.randn(40, 32), tree.Slabs()
+
+    def run():
+        with trace(model, rows=True) as recording:
+            model(x.clone().requires_grad_()).sum().backward()
+            model.zero_grad()
+        return [event.to_json() for event in recording.trace.events]
+
+    expected = run()
+    monkeypatch.setattr(pending, "_by_torch", lambda t, lead, axis: tree._vectors(t, lead, axis, slabs, 0))
+    assert run() == expected and len(slabs._open) == 1
+
+
+def test_memory_that_was_given_back_is_not_read(emulated):
+    x = data(3000)
+    view = x[5:]
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="given back"):
+        tree._vectors(view, 0, 0, tree.Slabs(), 0)
 
 
 # --- whether a device can -----------------------------------------------------------------------------------------------
@@ -175,7 +203,7 @@ def device(monkeypatch):
     tree.usable.cache_clear()
 
 
-def test_a_device_that_gives_other_sums_is_not_used(emulated, device, monkeypatch):
+def test_a_device_that_gives_other_sums_is_not_used(emulated, small_last, device, monkeypatch):
     monkeypatch.setattr(tree.torch.cuda, "device", lambda device: warnings.catch_warnings())
     monkeypatch.setattr(tree, "vectors", lambda t, lead, axis, slabs: tree._vectors(t, lead, axis, slabs, 0))
     cpu = torch.device("cpu")
@@ -237,7 +265,7 @@ def test_the_kernel_has_the_bits_of_torch(gpu):
         on_gpu(view)
         on_gpu(view, min(1, view.dim() - 1))
     for dtype in (torch.float64, torch.float32, torch.float16, torch.float8_e4m3fn, torch.int64, torch.complex64):
-        on_gpu(x[: 2**20].view(dtype)[3:], 1)
+        on_gpu(x[: 2**14].view(dtype)[3:], 1)
     on_gpu((x[:4099] & 1).bool())
     on_gpu(torch.randn(9, 700, dtype=torch.complex64, device=gpu).conj())
 
@@ -252,11 +280,10 @@ def test_a_trace_reads_with_it_on_every_stream(gpu, monkeypatch):
     side.wait_stream(torch.cuda.current_stream())
     monkeypatch.setattr(digest, "vectors", never)
     with trace(model, rows=True) as recording:
-        model(x)
-        with torch.cuda.stream(side):
-            y = model(x)
-        torch.cuda.current_stream().wait_stream(side)
+        y = model(x)
         y.sum().backward()
+        with torch.cuda.stream(side), torch.no_grad():
+            model(x)
     monkeypatch.undo()
     first, second = [e for e in recording.trace.phase("forward") if e.path == "(model)"]
     assert first.outputs[0].digest == second.outputs[0].digest == digest.digest(y)

@@ -119,7 +119,7 @@ class Attached:
         if torch.compiler.is_compiling() or self._recorder.closed:
             return
         recorder, stack = self._recorder, self._recorder.stack
-        if not any(call.module is module for call in stack):
+        if not (stack and stack[-1].module is module) and not any(call.module is module for call in stack):
             return  # it began before the trace was attached
         while stack[-1].module is not module:
             self._ranges.leave(stack.pop().event)  # ended by an exception that ran no hooks
@@ -138,7 +138,8 @@ class Attached:
                     recorder.record(event, where, tensor, keep=keep, after=event.start)
                     for where, tensor in given.tensors
                 ]
-                event.values, event.opaque = event.values | given.values, event.opaque + given.opaque
+                event.values.update(given.values)
+                event.opaque.extend(given.opaque)
             if recorder.options.gradients:
                 self._gradients.after(call, given.tensors)
         recorder.emit(event)

@@ -1,4 +1,4 @@
-// Steps 1 and 2 of the digest (digest.py): bytes to vectors of 16 sums, chunk by chunk, and up to two levels above in the same launch.
+// Steps 1 and 2 of the digest (digest.py): bytes to vectors of 16 sums, chunk by chunk, and up to two levels above in one launch.
 //
 // The bytes are `runs` runs of `width` bytes, `stride` bytes apart, beginning `offset` bytes behind `data`; each run is cut into
 // chunks of 1024, a last one that is not full counts as filled up with zeros, and the chunks of all runs are one sequence.
@@ -83,8 +83,8 @@ __device__ __forceinline__ void sums_of(int (&sum)[2][4], const uint4* keys, int
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 2)
-    digest_tree(const unsigned char* __restrict__ data, int* __restrict__ out, const uint4* __restrict__ keys, i64 offset, i64 first,
-                i64 level, i64 depth, i64 width, i64 stride, i64 runs, i64 tree_stride) {
+    digest_tree(const unsigned char* __restrict__ data, int* __restrict__ out, const uint4* __restrict__ keys, i64 offset,
+                i64 first, i64 level, i64 depth, i64 width, i64 stride, i64 runs, i64 tree_stride) {
   __shared__ __align__(16) int scratch[KEYS * 4];  // keys of this level, then what each warp found above
   __shared__ __align__(16) int above[TILE * PITCH];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, q = lane % 4;

@@ -42,6 +42,9 @@ class Gradients:
     def after(self, call: Call, outputs: Sequence[tuple[str, Tensor]]) -> None:
         """Watch the gradients of the outputs, and the call's nodes that feed the inputs."""
         roots = [(where, t) for where, t in outputs if t.requires_grad] if torch.is_grad_enabled() else []
+        if not roots:
+            call.edges = []
+            return
         watched = _Backward(self._recorder, call.event, keep=self._recorder.options.keeps(call.event.path))
         for where, tensor in roots:
             if tensor.grad_fn is None or tensor.is_inference():

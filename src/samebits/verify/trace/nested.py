@@ -36,9 +36,12 @@ def leaves(*parts: tuple[str, Any]) -> Leaves:
 def _walk(where: str, value: Any, found: Leaves, depth: int) -> None:
     if isinstance(value, Tensor):
         found.tensors.append((where, value))
-    elif type(value) is tuple and depth < DEPTH:  # the arguments of nearly every call
+    elif type(value) is tuple and depth < DEPTH:  # this and the next: the arguments of nearly every call
         for index, child in enumerate(value):
             _walk(f"{where}.{index}", child, found, depth + 1)
+    elif type(value) is dict and depth < DEPTH:
+        for key, child in value.items():
+            _walk(f"{where}.{key}", child, found, depth + 1)
     elif isinstance(value, _PLAIN):
         text = repr(value)
         found.values[where] = text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."

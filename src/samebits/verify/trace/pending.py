@@ -60,7 +60,8 @@ class Pending:
 
         ``record`` gets them when they are read.
         """
-        if tensor.is_cuda and tree.usable(tensor.device):
+        # A tensor class of somebody's own may have no memory behind it; torch asks the class.
+        if tensor.is_cuda and type(tensor) in digest.PLAIN and tree.usable(tensor.device):
             whole, rows, width = tree.vectors(tensor, lead, axis, self._slabs)
         else:
             whole, rows, width = _by_torch(tensor, lead, axis)

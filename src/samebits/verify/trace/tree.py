@@ -25,10 +25,10 @@ from samebits.verify.trace import digest
 from samebits.verify.trace.digest import CHUNK, COLUMNS, FAN_IN, LAST
 
 LEAST_ARCH = 80
-LEVELS = 7
-"""Of keys: enough for 2 TiB."""
 DEPTH = 3
 """Most levels of one launch."""
+LEVELS = 2 * DEPTH
+"""Of keys: two launches, enough for 256 GiB."""
 WARPS, ALL_WARPS = 4, 16
 """Of a block; three levels need all of them. With fewer, a small tensor is spread over more multiprocessors."""
 MOST_TREES = 65535
@@ -91,7 +91,10 @@ def _pass(level: int, depth: int, width: int, stride: int, runs: int, trees: int
 def passes(
     width: int, runs: int, stride: int, trees: int = 1, tree_stride: int = 0, level: int = 1
 ) -> tuple[Pass, ...]:
-    """Launches that leave at most 256 vectors of each tree; none for no bytes. ``runs`` of ``width`` bytes make a tree."""
+    """Launches that leave at most 256 vectors of each tree; none for no bytes. ``runs`` of ``width`` bytes make a tree.
+
+    RuntimeError: there are too many bytes.
+    """
     if width == 0 or runs == 0 or trees == 0:
         return ()
     made: list[Pass] = []
@@ -99,6 +102,8 @@ def passes(
         count, depth = math.ceil(width / CHUNK) * runs, 1
         while count > LAST and depth < DEPTH:
             count, depth = math.ceil(count / FAN_IN), depth + 1
+        if level + depth - 1 > LEVELS:
+            raise RuntimeError("a tensor of more bytes than there are keys for")
         made.append(_pass(level, depth, width, stride if runs > 1 else 0, runs, trees, tree_stride))
         if count <= LAST:
             return tuple(made)
@@ -168,10 +173,12 @@ class Slabs:
 
     def take(self, key: tuple[int, int], count: int) -> tuple[Tensor, int]:
         """Room for ``count`` vectors: the memory, and the number of the first."""
+        if count > SLAB // 4:
+            return _empty(key[0], count), 0
         with self._lock:
             slab, used = self._open.get(key, (None, 0))
             if slab is None or used + count > slab.shape[0]:
-                slab, used = _empty(key[0], max(SLAB, count)), 0
+                slab, used = _empty(key[0], SLAB), 0
             self._open[key] = slab, used + count
             return slab, used
 
@@ -190,7 +197,10 @@ class Slabs:
 
 
 def vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs) -> tuple[Vectors, Vectors | None, int]:
-    """As :func:`samebits.verify.trace.digest.vectors`, for a tensor on a GPU for which :func:`usable` holds."""
+    """As :func:`samebits.verify.trace.digest.vectors`, for a plain tensor on a GPU for which :func:`usable` holds.
+
+    RuntimeError: the tensor has no memory, or too many long rows.
+    """
     index = tensor.get_device()
     if index == torch.cuda.current_device():
         return _vectors(tensor, lead, axis, slabs, index)
@@ -200,6 +210,8 @@ def vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs) -> tuple[Vectors
 
 def _vectors(tensor: Tensor, lead: int, axis: int, slabs: Slabs, index: int) -> tuple[Vectors, Vectors | None, int]:
     size = tensor.element_size()
+    if tensor.numel() and not tensor.untyped_storage().data_ptr():
+        raise RuntimeError("its memory was given back")
     todo = None if tensor.is_conj() or tensor.is_neg() else of_bytes(tensor.shape, tensor.stride(), size)
     if todo is None:
         tensor = _dense(tensor)
@@ -327,7 +339,7 @@ def _difference(device: torch.device) -> str | None:
             values,
             values[: LAST * CHUNK + 77],
             values[3:5000],
-            values[: 64 * CHUNK].view(-1, 4 * CHUNK)[:, :CHUNK],
+            values[: 16 * CHUNK].view(-1, 4 * CHUNK)[:, :CHUNK],
         ):
             found, _, _ = vectors(tensor, 0, 0, Slabs())
             expected, _, _ = digest.vectors(tensor)
