@@ -173,6 +173,18 @@ def test_other_views_of_the_same_memory_are_read():
         assert [r.row_count for r in event.inputs] == [len(v) if v.dim() > 1 else v.numel() for v in given]
 
 
+def test_the_same_bytes_in_another_shape_are_not_read_again(reads):
+    """Heads of a projection, rows of a batch: a digest is of bytes."""
+    model, x = Does(lambda *given: None), batch(4, 8)
+    views = (x, x.view(2, 2, 8), x.view(-1), x.view(torch.int32), x[:2], x[2:], x.t())
+    with trace(model) as recording:
+        model(*views)
+    assert reads == [(4, 8), (2, 8), (2, 8), (8, 4)]
+    (event,) = recording.trace.phase("forward")
+    assert [r.digest for r in event.inputs] == [digest(v) for v in views]
+    assert [r.shape for r in event.inputs] == [tuple(v.shape) for v in views]
+
+
 def test_tensors_without_a_count_are_always_read(reads):
     model = Does(lambda x: x)
     with trace(model) as recording, torch.inference_mode():
