@@ -93,7 +93,7 @@ def plans(
         return cuda_backward.plans() if backward else cuda.plans(recipe, problem.head_dim, causal, problem.queries)
     from samebits.sequence_ops.attention import triton, triton_backward
 
-    return triton_backward.plans(problem.head_dim, causal, arch) if backward else triton.plans(problem, arch)
+    return triton_backward.plans(problem.head_dim, causal, arch) if backward else triton.plans(problem, recipe, arch)
 
 
 def _call(problem: Problem, recipe: Recipe, backward: bool, info: DeviceInfo, wanted: tuple[str, ...]) -> Call:

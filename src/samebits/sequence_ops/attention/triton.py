@@ -317,13 +317,14 @@ class Plan:
     stages: int
 
 
-def plans(problem: Problem, arch: int) -> tuple[Plan, ...]:
+def plans(problem: Problem, recipe: Recipe, arch: int) -> tuple[Plan, ...]:
     """Best first, and the first spills no register. Below sm_90 there is no room for a second pair of wide key blocks."""
     if arch < 90:
         return (Plan(64, 8, 1 if problem.head_dim == 128 else 2), Plan(128, 8, 1))
     if arch >= 100:
         return (Plan(128, 8, 1), Plan(64, 8, 2))
-    wide, narrow = Plan(128, 8, 2), Plan(64, 8 if problem.head_dim == 128 else 4, 2)
+    spills = problem.head_dim == 128 and recipe.kv_block == 128  # with four warps, which are faster where they fit
+    wide, narrow = Plan(128, 8, 2), Plan(64, 8 if spills else 4, 2)
     return (narrow, wide) if problem.queries <= 64 else (wide, narrow)
 
 
@@ -403,6 +404,6 @@ def _builds(arch: int) -> Iterator[Build]:
         pointers |= {"lse": "*fp32"}
         pointers |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
         for queries in (1, 4096):
-            plan = plans(Problem(1, queries, 4096, 8, 8, head_dim, packed, 1), arch)[0]
+            plan = plans(Problem(1, queries, 4096, 8, 8, head_dim, packed, 1), recipe, arch)[0]
             fixed = constants(recipe, head_dim, causal, plan, True)
             yield Build(build(_forward, pointers, plan.num_warps, **fixed), (recipe.contract.name,))
