@@ -47,7 +47,13 @@ def tiles(checks: Sequence[dict[str, Any]], cases: Sequence[dict[str, Any]]) -> 
     held: State = good(not broken)
     return [
         Tile("Claims", f"{len(asked) - broken} of {len(asked)} hold", f"cases: {len(cases)}", held, "tables"),
-        Tile("First drift", first or "none", "first place whose bits are not the class's", "none", "tables"),
+        Tile(
+            "First drift",
+            first or "none",
+            "first place whose bits are not the class's",
+            "none" if first else good(True),
+            "tables",
+        ),
     ]
 
 

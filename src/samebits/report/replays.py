@@ -170,8 +170,8 @@ def _varying(cases: Sequence[dict[str, Any]]) -> list[Table]:
     if not rows:
         return []
     note = (
-        "the peer beside itself: the same call twice, and a row alone, in half of the rows or with a second sequence beside the "
-        "row in the batch"
+        "the peer beside itself: the same call twice, and up to 8 rows alone, all of them in halves and beside a second "
+        "sequence, against the rows in the batch"
     )
     columns = ("case", "stage", "repeats", "rows that vary")
     return [Table("Where the peer varies with itself", columns, tuple(rows), numeric=frozenset({3}), caption=note)]
@@ -217,7 +217,13 @@ def _tiles(replay: dict[str, Any]) -> list[Tile]:
             good(True) if equal == len(stages) else "none",
             "tables",
         ),
-        Tile("First drift", first or "none", "first stage whose bits are not the peer's", "none", "tables"),
+        Tile(
+            "First drift",
+            first or "none",
+            "first stage whose bits are not the peer's",
+            "none" if first else good(True),
+            "tables",
+        ),
         Tile(
             "Our rows that vary",
             f"{rows:,}",
