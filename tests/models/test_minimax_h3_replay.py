@@ -185,7 +185,8 @@ def test_a_row_that_depends_on_the_batch(run):
 
     result = run(rmsnorm_modulated=norm)
     assert broken(result) == {ROWS: "T = 3, S = 37: rmsnorm_modulated"}
-    assert result.cases[0].stages[4].rows.varying == forward.ROWS
+    seen = result.cases[0].stages[4].rows
+    assert seen.varying == seen.alone == seen.alone_varying == forward.ROWS < seen.checked
 
 
 @pytest.mark.parametrize("fault", [lambda six: six[:5], lambda six: tuple(c.float() for c in six)])
@@ -533,7 +534,13 @@ def test_json_is_strict_and_says_what_was_run(honest):
     assert read["kind"] == replay.KIND and read["passed"] is True
     assert read["weights"] == "synthetic, seed 0" and len(read["weights_sha256"]) == 64
     assert read["cases"][0]["first_drift"] == honest.cases[0].first_drift
-    assert read["cases"][3]["stages"][3]["rows"] == {"checked": 37, "varying": 0, "first": None}
+    assert read["cases"][3]["stages"][3]["rows"] == {
+        "checked": 37,
+        "varying": 0,
+        "first": None,
+        "alone": 8,
+        "alone_varying": 0,
+    }
     assert read["environment"]["torch"]
 
 

@@ -85,6 +85,8 @@ def test_verdicts_are_those_of_the_record():
     assert cells["peer's rows that vary"] == Cell("2 of 3", "none", "first: row 1")
     assert row(changed(repeat=False))["repeats"].state == "bad"
     assert row(changed(rows={"checked": 3, "varying": 1, "first": 0}))["rows that vary"].state == "bad"
+    alone = {"checked": 300, "varying": 8, "first": 0, "alone": 8, "alone_varying": 8}
+    assert row(changed(rows=alone))["rows that vary"].text == "8 of 300; 8 of 8 alone"
     off = SAME | {"same": False, "differing": 2, "max_ulp": 7, "first": "element 0"}
     assert row(changed(isolated=off))["isolated, differing"] == Cell("2 of 8", "bad", "element 0")
     assert row(changed(isolated=off, promised=False))["isolated, differing"].state == "open"

@@ -94,7 +94,10 @@ def _repeats(repeats: bool, judged: bool) -> Cell:
 def _rows(rows: dict[str, Any], judged: bool) -> Cell:
     state: State = good(not rows["varying"]) if judged else "none" if rows["varying"] else "open"
     detail = f"first: row {rows['first']}" if rows["varying"] else ""
-    return Cell(f"{rows['varying']:,} of {rows['checked']:,}", state, detail)
+    text = f"{rows['varying']:,} of {rows['checked']:,}"
+    if rows.get("alone_varying"):
+        text += f"; {rows['alone_varying']:,} of {rows['alone']:,} alone"
+    return Cell(text, state, detail)
 
 
 def _gradients(case: dict[str, Any]) -> Table:

@@ -34,6 +34,10 @@ class RowCheck:
     varying: int
     first: int | None
     """The first varying row."""
+    alone: int = 0
+    """Rows that ran alone, of those that were checked."""
+    alone_varying: int = 0
+    """Of these."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,17 @@ def rows(stage: Stage, implementation: Implementation, arguments: Arguments, who
     """Rows spread over the batch run alone, both halves of it, and all of it beside another sequence, as in ``whole``?"""
     count = stage.count(arguments)
     varying = torch.zeros(count, dtype=torch.bool)
-    parts = [(row, row + 1) for row in spread(count, ROWS)]
+    alone = spread(count, ROWS)
+    parts = [(row, row + 1) for row in alone]
     if count > 2:
         parts += [(0, count // 2), (count // 2, count)]
-    for start, stop in parts:
+    alone_varying = 0
+    for at, (start, stop) in enumerate(parts):
         made = stage.run(implementation, stage.part(arguments, start, stop))
         inside = tuple(batch.narrow(stage.output_axis, start, stop - start) for batch in whole)
-        varying[start:stop] |= _differing(stage, inside, made, stop - start)
+        differing = _differing(stage, inside, made, stop - start)
+        varying[start:stop] |= differing
+        alone_varying += int(differing.sum()) if at < len(alone) else 0
     for first in (False, True) if stage.batch else ():
         joined = stage.run(implementation, stage.beside(arguments, first))
         half = joined[0].shape[0] // 2
@@ -157,7 +165,7 @@ def rows(stage: Stage, implementation: Implementation, arguments: Arguments, who
         varying |= _differing(stage, whole, made, count)
     checked = count if stage.batch else len({row for start, stop in parts for row in range(start, stop)})
     found = varying.nonzero().flatten().tolist()
-    return RowCheck(checked, len(found), found[0] if found else None)
+    return RowCheck(checked, len(found), found[0] if found else None, len(alone), alone_varying)
 
 
 def _differing(stage: Stage, expected: Outputs, made: Outputs, count: int) -> Tensor:

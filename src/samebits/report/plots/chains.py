@@ -81,7 +81,8 @@ def _nodes(cases: Sequence[dict[str, Any]], about: Context) -> Iterable[Plot]:
         Part(
             "rows",
             Panel("share", "rows that depend on the batch", rows),
-            "share of the rows whose bits change in half of the rows, beside a second sequence, or alone, as 8 of them run",
+            "share of the rows whose bits change in half of the rows or beside a second sequence, or of up to 8 that ran alone "
+            "(in newer records), whichever is larger",
         ),
         Part(
             "error",

@@ -73,7 +73,9 @@ def share(agreement: dict[str, Any] | None) -> float | None:
 
 
 def varying(rows: dict[str, Any]) -> float:
-    return rows["varying"] / max(rows["checked"], 1)
+    """Share of the rows, or of those that ran alone, which are few: whichever is larger."""
+    alone = rows.get("alone_varying", 0) / max(rows.get("alone", 0), 1)
+    return max(rows["varying"] / max(rows["checked"], 1), alone)
 
 
 def finite(error: float | None) -> float:
