@@ -49,8 +49,8 @@ def launch(plan: Launch, *args: Any) -> None:
     """Enqueue on the current stream of the current device.
 
     Tensors are passed as pointers, ints as 64-bit integers, a ``ctypes.c_float`` as it is and a tensor map
-    (:mod:`samebits.runtime.tensor_map`) by value. Everything a kernel is told lies in one row of words, and the driver gets their
-    addresses: packing each argument by its type costs more than all the rest of a launch.
+    (:mod:`samebits.runtime.tensor_map`) by value. What a kernel is told lies in one row of words whose addresses the driver gets;
+    that is less work than to let the bindings pack each argument by its type.
     """
     from cuda.bindings import driver
 
