@@ -41,6 +41,16 @@ class Output(NamedTuple):
     """The shape in which a kernel writes it, where that is another."""
 
 
+class Given(NamedTuple):
+    """An input as a kernel sees it."""
+
+    at: int
+    """Its place among the inputs."""
+    declared: TensorArg
+    seen_as: tuple[int, ...] | bool
+    """True for the very tensor that was given, a shape for a view of it, False for what :func:`samebits.checks.as_rows` makes."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """Everything that follows from the metadata of a call. Made once for each, then looked up."""
@@ -52,11 +62,12 @@ class Decision:
     """For each input why it must be copied, or None."""
     copies: tuple[str, ...]
     """The inputs that no kernel can read in place, with the reason; they are copied to a dense layout, bytes unchanged."""
-    seen_as: tuple[tuple[int, ...] | bool, ...]
-    """For each input as what a kernel sees it: True for the very tensor that was given, a shape for a view of it, False for
-    what :func:`samebits.checks.as_rows` makes of it."""
+    given: tuple[Given, ...]
+    """The inputs that are there, in their order."""
     outputs: tuple[Output, ...]
     scalars: dict[str, float]
+    device: int | None
+    """Of the tensors, where they are on a GPU."""
 
 
 KNOWN_CALLS = 4096
@@ -68,7 +79,6 @@ class Prepared:
     """A call that passed its checks: what would run, on what. Nothing has been copied or launched."""
 
     decision: Decision
-    args: tuple[TensorArg, ...]
     tensors: tuple[Tensor | None, ...]
 
     @property
@@ -90,17 +100,14 @@ class Prepared:
     @property
     def inputs(self) -> dict[str, Tensor]:
         """The inputs as a kernel sees them, copied where they must be."""
-        return _as_kernels_see(self.decision, self.args, self.tensors)
+        return _as_kernels_see(self.decision, self.tensors)
 
 
-def _as_kernels_see(
-    decision: Decision, args: tuple[TensorArg, ...], tensors: Sequence[Tensor | None]
-) -> dict[str, Tensor]:
+def _as_kernels_see(decision: Decision, tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
     found = {}
-    for at, (arg, tensor) in enumerate(zip(args, tensors, strict=True)):
-        if tensor is None:
-            continue
-        seen = decision.seen_as[at]
+    for at, arg, seen in decision.given:
+        tensor = tensors[at]
+        assert tensor is not None
         if seen is True:
             found[arg.name] = tensor
         elif seen is False:
@@ -136,20 +143,24 @@ class Operator:
         **scalars: float,
     ) -> tuple[Tensor, ...]:
         """All results, saved ones included, through the torch op (differentiable, compilable)."""
-        self._need_tensors(self.spec.forward.inputs, tensors)
         name = self.spec.contract(contract).name
-        arguments = (*tensors, *self._scalar_values(scalars), name, backend)
-        if out_dtype is not None:
-            arguments += (dtype_name(out_dtype),)
         if torch.compiler.is_compiling() or not unwatched(tensors):
+            self._need_tensors(self.spec.forward.inputs, tensors)
+            arguments = (*tensors, *self._scalar_values(scalars), name, backend)
+            if out_dtype is not None:
+                arguments += (dtype_name(out_dtype),)
             return as_tuple(self._forward_op(*arguments))
+        values = self._scalar_values(scalars)
+        out = None if out_dtype is None else dtype_name(out_dtype)
         refuse_tangents(self.name, tensors)
         if torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
+                    self._need_tensors(self.spec.forward.inputs, tensors)
                     refuse_inference(self.spec, tensors)
-                    return as_tuple(self._function.apply(*arguments))
-        return self._launch(False, *arguments)
+                    last = () if out is None else (out,)
+                    return as_tuple(self._function.apply(*tensors, *values, name, backend, *last))
+        return self._run(Request(False, tensors, values, name, backend, "float32", None, out))
 
     def backward(
         self,
@@ -206,7 +217,7 @@ class Operator:
         return self._prepared(Request(backward, tensors, scalars, contract, backend, grad_dtype, mask, out_dtype))
 
     def _prepared(self, request: Request) -> Prepared:
-        return Prepared(self._decision(request), self.spec.direction(request.backward).inputs, tuple(request.tensors))
+        return Prepared(self._decision(request), tuple(request.tensors))
 
     def _decision(self, request: Request) -> Decision:
         backward, tensors, scalars, contract, backend, grad_dtype, mask, out_dtype = request
@@ -229,6 +240,7 @@ class Operator:
 
     def _decide(self, request: Request) -> Decision:
         direction, mask = self.spec.direction(request.backward), request.mask
+        self._need_tensors(direction.inputs, request.tensors)
         shapes = check(self.spec, request)
         pairs = list(zip(direction.inputs, request.tensors, strict=True))
         given = [(arg, tensor) for arg, tensor in pairs if tensor is not None]
@@ -261,26 +273,31 @@ class Operator:
                 installed[name] = why
         choice = dispatch.choose(self.spec, call, request.backend, installed, plans)
         copies = tuple(f"{a.name} ({why})" for a, why in zip(direction.inputs, reasons, strict=True) if why)
-        seen_as = tuple(
-            True if tensor is None else _seen_as(tensor, views[arg.name], why)
-            for (arg, tensor), why in zip(pairs, reasons, strict=True)
+        inputs = tuple(
+            Given(at, arg, _seen_as(tensor, views[arg.name], reasons[at]))
+            for at, (arg, tensor) in enumerate(pairs)
+            if tensor is not None
         )
         outputs = tuple(
             _output(r, shapes, r.name in wanted, _result_dtype(r, direction, request)) for r in direction.results
         )
         scalars = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
-        return Decision(call, choice, shapes, reasons, copies, seen_as, outputs, scalars)
+        here = given[0][1]
+        device = here.get_device() if here.is_cuda else None
+        return Decision(call, choice, shapes, reasons, copies, inputs, outputs, scalars, device)
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
-        request = self._request(backward, args)
+        return self._run(self._request(backward, args))
+
+    def _run(self, request: Request) -> tuple[Tensor, ...]:
         decision = self._decision(request)
         call = decision.call
         if decision.copies or decision.choice.rejected:
             self._enforce_policy(decision, request.backend)
-        inputs = _as_kernels_see(decision, self.spec.direction(backward).inputs, request.tensors)
-        like = next(iter(inputs.values()))
-        results = [like.new_empty(output.shape, dtype=output.dtype) for output in decision.outputs]
+        inputs = _as_kernels_see(decision, request.tensors)
+        like = inputs[decision.given[0].declared.name]
+        results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _, _ in decision.outputs]
         if call.rows == 0:
             for output, result in zip(decision.outputs, results, strict=True):
                 start = inputs.get(f"start_{output.declared.name.removeprefix('grad_')}")
@@ -288,18 +305,18 @@ class Operator:
                     result.zero_() if start is None else torch.add(start, 0.0, out=result)
         elif call.wanted:
             named = {
-                output.declared.name: result if output.as_rows is None else result.view(output.as_rows)
-                for output, result in zip(decision.outputs, results, strict=True)
-                if output.wanted
+                declared.name: result if rows is None else result.view(rows)
+                for (declared, _, _, wanted, rows), result in zip(decision.outputs, results, strict=True)
+                if wanted
             }
             run = self.backend(decision.choice.backend).run
-            if like.is_cuda and like.get_device() != torch.cuda.current_device():
-                with torch.cuda.device(like.device):
+            if decision.device is not None and decision.device != devices.current_device():
+                with torch.cuda.device(decision.device):
                     run(call, decision.choice.plan, inputs, named, decision.scalars)
             else:
                 run(call, decision.choice.plan, inputs, named, decision.scalars)
         if observers.OBSERVERS:
-            observers.tell(self.name, backward, request.tensors, results, decision)
+            observers.tell(self.name, request.backward, request.tensors, results, decision)
         return tuple(results)
 
     def _enforce_policy(self, ready: Decision, asked: str | None) -> None:
@@ -380,7 +397,7 @@ class Operator:
             values.append(float(value))
         return values
 
-    def _need_tensors(self, args: tuple[TensorArg, ...], tensors: tuple[Any, ...]) -> None:
+    def _need_tensors(self, args: tuple[TensorArg, ...], tensors: Sequence[Any]) -> None:
         if len(tensors) != len(args):
             raise TypeError(
                 f"{self.name}: expected {len(args)} tensors ({', '.join(a.name for a in args)}), got {len(tensors)}"

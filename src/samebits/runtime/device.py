@@ -25,6 +25,12 @@ def info(device: torch.device) -> DeviceInfo:
     )
 
 
+def current_device() -> int:
+    """As torch.cuda.current_device, for callers that hold a CUDA tensor: nothing is left to initialise then."""
+    index: int = torch._C._cuda_getDevice()
+    return index
+
+
 H200 = DeviceInfo("cuda", 90, 132, "NVIDIA H200", 232448)
 """For asking, on any machine, what would run there."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.runtime import cubin_cache
+from samebits.runtime.device import current_device
 from samebits.runtime.nvrtc import CudaKernel
 
 DEFAULT_SHARED = 48 * 1024
@@ -52,42 +53,61 @@ def launch(plan: Launch, *args: Any) -> None:
     (:mod:`samebits.runtime.tensor_map`) by value. What a kernel is told lies in one row of words whose addresses the driver gets;
     that is less work than to let the bindings pack each argument by its type.
     """
-    from cuda.bindings import driver
-
-    ready = _prepared(plan)
+    device = current_device()
+    if _thread.device != device:
+        _bind(device)
+    ready = _ready.get((id(plan), device)) or _load(plan, device)
     count = len(args)
-    row, row_of_places = _rows(count)
-    words = row()
-    first = ctypes.addressof(words)
-    places = row_of_places(*range(first, first + 8 * count, 8))
+    rows = _thread.rows
+    row = rows.pop(count, None) or _Row(count)  # taken, so that nothing that interrupts this call writes into it
+    words, places = row.words, row.places
+    by_address: tuple[int, ...] = ()
     for at, argument in enumerate(args):
-        if isinstance(argument, Tensor):
+        kind = type(argument)
+        if kind is int:
+            words[at] = argument
+        elif kind is Tensor or isinstance(argument, Tensor):
             words[at] = argument.data_ptr()
         elif isinstance(argument, int):
             words[at] = argument
-        elif isinstance(argument, ctypes.c_float):
-            places[at] = ctypes.addressof(argument)
         else:
-            places[at] = argument.getPtr()
-    stream = _stream(torch._C._cuda_getCurrentRawStream(ready.device))
-    (status,) = driver.cuLaunchKernel(
-        ready.function, ready.x, ready.y, 1, ready.block, 1, 1, ready.shared, stream, ctypes.addressof(places), 0
+            by_address += (at,)
+            places[at] = ctypes.addressof(argument) if kind is ctypes.c_float else argument.getPtr()
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
+    (status,) = _driver().cuLaunchKernel(
+        ready.function, ready.x, ready.y, 1, ready.block, 1, 1, ready.shared, stream, row.address, 0
     )
+    for at in by_address:
+        places[at] = row.first + 8 * at
+    rows[count] = row
     if status != 0:
         raise RuntimeError(f"{plan} was refused: {status}")
 
 
-@functools.cache
-def _rows(count: int) -> tuple[Any, Any]:
-    """The types of so many words and of so many addresses."""
-    return ctypes.c_int64 * count, ctypes.c_void_p * count
+class _Row:
+    """So many words, and their addresses, as the driver takes them."""
+
+    __slots__ = ("address", "first", "places", "words")
+
+    def __init__(self, count: int) -> None:
+        self.words = (ctypes.c_int64 * count)()
+        self.first = ctypes.addressof(self.words)
+        self.places = (ctypes.c_void_p * count)(*range(self.first, self.first + 8 * count, 8))
+        self.address = ctypes.addressof(self.places)
+
+
+class _Thread(threading.local):
+    """What a thread has: the device whose context it has bound, and a row for each number of arguments."""
+
+    def __init__(self) -> None:
+        self.device = -1
+        self.rows: dict[int, _Row] = {}
 
 
 class _Ready(NamedTuple):
     """A plan on a device, its kernel loaded."""
 
     plan: Launch
-    device: int
     function: Any
     x: int
     y: int
@@ -95,39 +115,41 @@ class _Ready(NamedTuple):
     shared: int
 
 
-def _prepared(plan: Launch) -> _Ready:
+def _bind(device: int) -> None:
+    """A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context."""
+    import cuda.core
+
+    cuda.core.Device(device).set_current()
+    _thread.device = device
+
+
+def _load(plan: Launch, device: int) -> _Ready:
     """The plan on the current device, which is current for this thread."""
-    device = torch.cuda.current_device()
-    if getattr(_bound, "device", None) != device:
-        import cuda.core
-
-        # A thread of torch's autograd engine may not have touched the runtime yet, and then it has no context.
-        cuda.core.Device(device).set_current()
-        _bound.device = device
-    known = _ready.get((id(plan), device))
-    if known is None:
-        from cuda.bindings import driver
-
-        kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
-        x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
-        if len(_ready) >= KNOWN_PLANS:
-            _ready.clear()
-        known = _Ready(plan, device, driver.CUfunction(int(kernel.handle)), x, y, plan.block, plan.shared)
-        _ready[(id(plan), device)] = known
-    return known
+    kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+    x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
+    if len(_ready) >= KNOWN_PLANS:
+        _ready.clear()
+    made = _Ready(plan, _driver().CUfunction(int(kernel.handle)), x, y, plan.block, plan.shared)
+    _ready[(id(plan), device)] = made
+    return made
 
 
-_bound = threading.local()
+_thread = _Thread()
 _ready: dict[tuple[int, int], _Ready] = {}
 """By identity of the plan, which is looked up far faster than by its value; the entry keeps the plan alive."""
 
 
 @functools.cache
-def _stream(handle: int) -> Any:
-    """A stream object per handle."""
+def _driver() -> Any:
     from cuda.bindings import driver
 
-    return driver.CUstream(handle)
+    return driver
+
+
+@functools.cache
+def _stream(handle: int) -> Any:
+    """A stream object per handle."""
+    return _driver().CUstream(handle)
 
 
 @functools.cache

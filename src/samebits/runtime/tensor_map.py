@@ -25,7 +25,7 @@ def tensor_map(tensor: Tensor, box: tuple[int, ...], swizzle: bool = True) -> An
     Boxes with the swizzle of 128 bytes, which wgmma reads, are 128 bytes wide. ``ValueError`` where the engine cannot read the
     tensor: its base and its strides must be multiples of 16 bytes.
     """
-    return _encoded(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tuple(box), swizzle)
+    return _encoded(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), box, swizzle)
 
 
 @functools.lru_cache(maxsize=KNOWN)

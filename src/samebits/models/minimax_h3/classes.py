@@ -163,7 +163,7 @@ class AttnProcessor:
             parts = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
             parts = (attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
-        query, key, value = (part.unflatten(-1, (attn.heads, -1)) for part in parts)
+        query, key, value = (part.view(*part.shape[:-1], attn.heads, -1) for part in parts)
         query = self._normed("norm_q", attn.norm_q, query, rotary_emb)
         key = self._normed("norm_k", attn.norm_k, key, rotary_emb)
         attended, _ = samebits.attention(query, key, value, **at.hit())

@@ -23,13 +23,15 @@ def angles_of(what: str, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
     if SPEC.misfit({"R": rotated, "D": columns}):
         accepted = f"accepted is an even number up to the head dimension {columns}"
         raise ValueError(f"{what}: cos and sin have R = {rotated} columns; {accepted}")
-    lead = tuple(x.shape[:-2])
+    lead = x.shape[:-2]
     made = []
     for name, angle in (("cos", cos), ("sin", sin)):
         if angle.dim() == 2 and len(lead) > 1 and angle.shape[0] == lead[-1]:
-            angle = angle.expand(*lead, angle.shape[-1])
-            angle = angle.contiguous() if math.prod(lead[:-1]) > 1 else angle
-        if tuple(angle.shape[:-1]) != lead:
+            if math.prod(lead[:-1]) == 1:
+                angle = angle.view(*lead, angle.shape[-1])
+            else:
+                angle = angle.expand(*lead, angle.shape[-1]).contiguous()
+        if angle.shape[:-1] != lead:
             wanted = f"({lead[-1]}, R) or {(*lead, 'R')}"
             raise ValueError(f"{what}: {name} has shape {tuple(angle.shape)}, expected {wanted}")
         made.append(angle)
