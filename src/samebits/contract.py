@@ -168,8 +168,34 @@ class BackendSpec:
         return not self.contracts or contract in self.contracts
 
 
+class Declared:
+    """What every declaration of an operator can say of its contracts and backends."""
+
+    name: str
+    contracts: tuple[Contract, ...]
+    backends: tuple[BackendSpec, ...]
+
+    @property
+    def default_contract(self) -> Contract:
+        return self.contracts[0]
+
+    def contract(self, name: str | None) -> Contract:
+        """ValueError: there is no contract of this name. None: the default."""
+        if name is None:
+            return self.default_contract
+        for contract in self.contracts:
+            if contract.name == name:
+                return contract
+        known = ", ".join(repr(c.name) for c in self.contracts)
+        raise ValueError(f"{self.name}: no contract named {name!r}; choose one of {known}")
+
+    def keeps(self, backend: str, contract: str) -> bool:
+        """Whether a backend is declared to give the bits of a contract."""
+        return any(declared.name == backend and declared.keeps(contract) for declared in self.backends)
+
+
 @dataclass(frozen=True)
-class OpSpec:
+class OpSpec(Declared):
     name: str
     summary: str
     forward: Pass
@@ -193,19 +219,6 @@ class OpSpec:
     copied: the residual of an addition. It is no result of the backward."""
     edges: tuple[str, ...] = field(default=())
     """Documented behaviour at the edges: zero rows, NaN, overflow."""
-
-    @property
-    def default_contract(self) -> Contract:
-        return self.contracts[0]
-
-    def contract(self, name: str | None) -> Contract:
-        if name is None:
-            return self.default_contract
-        for contract in self.contracts:
-            if contract.name == name:
-                return contract
-        known = ", ".join(repr(c.name) for c in self.contracts)
-        raise ValueError(f"{self.name}: no contract named {name!r}; choose one of {known}")
 
     def direction(self, backward: bool) -> Pass:
         return self.backward if backward else self.forward
@@ -231,10 +244,6 @@ class OpSpec:
             "float32",
             *(dtype for dtype in ("bfloat16", "float16") if dtype in (accepted if leaves else {"bfloat16"})),
         )
-
-    def keeps(self, backend: str, contract: str) -> bool:
-        """Whether a backend is declared to give the bits of a contract."""
-        return any(declared.name == backend and declared.keeps(contract) for declared in self.backends)
 
     def complete(self, free: Mapping[str, int]) -> dict[str, int]:
         """The sizes of all axes, given those of the free ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from samebits.contract import BackendSpec, Contract
+from samebits.contract import BackendSpec, Contract, Declared
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SequencePass:
 
 
 @dataclass(frozen=True)
-class SequenceSpec:
+class SequenceSpec(Declared):
     name: str
     summary: str
     forward: SequencePass
@@ -46,24 +46,6 @@ class SequenceSpec:
     """In order of preference."""
     edges: tuple[str, ...] = field(default=())
     """Documented behaviour at the edges: nothing to see, NaN, empty sequences."""
-
-    @property
-    def default_contract(self) -> Contract:
-        return self.contracts[0]
-
-    def contract(self, name: str | None) -> Contract:
-        """ValueError: there is no contract of this name. None: the default."""
-        if name is None:
-            return self.default_contract
-        found = next((contract for contract in self.contracts if contract.name == name), None)
-        if found is None:
-            known = ", ".join(repr(c.name) for c in self.contracts)
-            raise ValueError(f"{self.name}: no contract named {name!r}; choose one of {known}")
-        return found
-
-    def keeps(self, backend: str, contract: str) -> bool:
-        """Whether a backend is declared to give the bits of a contract."""
-        return any(declared.name == backend and declared.keeps(contract) for declared in self.backends)
 
     def direction(self, backward: bool) -> SequencePass:
         return self.backward if backward else self.forward
