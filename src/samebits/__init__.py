@@ -20,6 +20,7 @@ _HOMES = {
     "segments": "samebits.segmentation",
     "Segments": "samebits.segmentation",
     "adaln_indices": "samebits.ops.adaln_row_gather.indices",
+    "linear_group": "samebits.ops.linear.grouped",
     "rope_3axis_tables": "samebits.ops.rope_3axis.tables",
     "adaln_modulation": "samebits.nn.adaln",
     "final_adaln_out": "samebits.nn.adaln",

@@ -289,7 +289,7 @@ def test_warpgroups_get_what_the_copy_engine_reads() -> None:
 def test_the_products_of_a_warpgroup_follow_one_another() -> None:
     """Where it cannot tell who writes the sums, the assembler waits after every instruction (gsb0) and says so in no result."""
     tile, sides = wgmma.Tile(2, 160, 4, 0, 1, 1), wgmma.Sides(128, 264, 136, False, False)
-    kernel = wgmma.planned(tile, sides, "bfloat16", False, 132).kernel
+    kernel = wgmma.planned(tile, [sides], "bfloat16", False, 132).kernel
     code = compiling.read(compiling.compile_build(Build(kernel, ("kchain",)), "sm_90")).kernel.instructions
     products = [step for step in code if step.base == "HGMMA"]
     assert len(products) == 2 * 4 * tile.MI, (
@@ -303,14 +303,27 @@ def test_a_tile_is_chosen_by_the_multiprocessor_with_the_most_work(multiprocesso
     """Fewer clocks come first, and what they count is whole tiles of the busiest one."""
     sides = wgmma.Sides(5376, 264, 7168, False, False)
     for tile in wgmma.BATCH:
-        units = tile.units(sides.rows, sides.columns, multiprocessors)
+        units = tile.units(tile.tiles(sides.rows, sides.columns), multiprocessors)
         assert 1 <= units <= tile.tiles(sides.rows, sides.columns) and units * tile.blocks <= max(
             multiprocessors, tile.blocks
         )
         more = dataclasses.replace(sides, columns=sides.columns + tile.NB * 2 * multiprocessors)
-        assert wgmma.clocks(tile, more, multiprocessors) > wgmma.clocks(tile, sides, multiprocessors)
+        assert wgmma.clocks(tile, [more], multiprocessors) > wgmma.clocks(tile, [sides], multiprocessors)
     wide, narrow = wgmma.Tile(2, 136, 4, 0, 1, 1), wgmma.Tile(2, 88, 7, 1, 0, 1)
-    assert wgmma.clocks(narrow, sides, 132) < wgmma.clocks(wide, sides, 132), "42 large tiles leave 90 of 132 idle"
+    assert wgmma.clocks(narrow, [sides], 132) < wgmma.clocks(wide, [sides], 132), "42 large tiles leave 90 of 132 idle"
+
+
+def test_short_narrow_gradients_of_large_weights_take_pairs_first() -> None:
+    """As measured: 16-bit gradients of qkv at 264 rows, but not of more rows, of o, whose pairs have nine tiles, nor FP32 ones."""
+
+    def first(name: str, rows: int, wide: bool) -> wgmma.Tile:
+        n, k = SHAPES[name]
+        ways = [(tile, [wgmma.Sides(n, k, rows, True, True)]) for tile in wgmma.WEIGHT]
+        return wgmma.ordered(ways, few=False, wide=wide, multiprocessors=132)[0][0]
+
+    single, pairs = wgmma.WEIGHT
+    assert first("qkv", 264, False) == pairs
+    assert first("qkv", 264, True) == first("qkv", 925, False) == first("o", 264, False) == single
 
 
 def test_each_product_is_read_by_vectors_where_its_own_operands_allow() -> None:

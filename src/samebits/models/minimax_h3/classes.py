@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from torch.nn.modules import module as torch_module
 
 import samebits
 from samebits.models.hooks import show
@@ -162,7 +163,7 @@ class AttnProcessor:
                 )
             parts = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
-            parts = (attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
+            parts = _projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         query, key, value = (part.view(*part.shape[:-1], attn.heads, -1) for part in parts)
         query = self._normed("norm_q", attn.norm_q, query, rotary_emb)
         key = self._normed("norm_k", attn.norm_k, key, rotary_emb)
@@ -192,6 +193,22 @@ class AttnProcessor:
             )
         if self._parallel_config is not None:
             raise RuntimeError(f"{name}: context parallelism was set up, which the patched attention does not have")
+
+
+def _projections(x: Tensor, *members: Any) -> tuple[Tensor, ...]:
+    """Linears of the same rows: in one call where each is its forward and nothing else."""
+    if not all(map(_plain, members)):
+        return tuple(member(x) for member in members)
+    options = [site(member).hit() for member in members]
+    weights, biases = [member.weight for member in members], [member.bias for member in members]
+    return samebits.linear_group(x, weights, biases, **options[0])
+
+
+def _plain(member: Any) -> bool:
+    """Whether this is our linear, with no adapter around it, no hook on it and no other forward in its place."""
+    hooks = member._forward_hooks or member._forward_pre_hooks or member._backward_hooks or member._backward_pre_hooks
+    other = "forward" in vars(member) or hooks or torch_module._has_any_global_hook()
+    return type(member) is Linear and not other
 
 
 REPLACED: dict[type, type] = {

@@ -9,6 +9,6 @@ TARGETS = tuple(
     for sizes in (_IN, _OUT)
     for target in (
         Target("fwd", sizes, (264, None), "ratio", at_least=0.5, peer="F.linear", measure=(264, 3160)),
-        Target("bwd", sizes, (264, None), "ratio", at_least=0.3, peer="F.linear", measure=(264, 3160)),
+        Target("bwd", sizes, (264, None), "ratio", at_least=0.5, peer="F.linear", measure=(264, 3160)),
     )
 )

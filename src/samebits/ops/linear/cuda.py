@@ -6,8 +6,9 @@ planned as a :class:`_Product`; another kernel for the same products is another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -126,11 +127,12 @@ class _Product:
         return crosswise + general if self.rows <= FEW else general + crosswise
 
     def _by_warpgroups(self) -> list[Launch]:
-        straight = wgmma.Sides(self.rows, self.columns, self.size, self.turned_a, self.turned_b)
-        crosswise = wgmma.Sides(self.columns, self.rows, self.size, self.turned_b, self.turned_a)
-        ways = [(tile, crosswise if tile.CROSS else straight) for tile in (wgmma.BATCH if self.few else wgmma.WEIGHT)]
-        ways.sort(key=lambda way: wgmma.clocks(way[0], way[1], self.multiprocessors))
-        return [wgmma.planned(*way, self.dtype, self.wide, self.multiprocessors) for way in ways]
+        return _by_warpgroups([self])
+
+    def sides(self, tile: wgmma.Tile) -> wgmma.Sides:
+        if tile.CROSS:
+            return wgmma.Sides(self.columns, self.rows, self.size, self.turned_b, self.turned_a)
+        return wgmma.Sides(self.rows, self.columns, self.size, self.turned_a, self.turned_b)
 
     def _cost(self, shape: Shape) -> float:
         """Time of the multiprocessor with the most tiles, in products. One that holds fewer blocks than it could is slower."""
@@ -155,14 +157,22 @@ class _Product:
         return Launch(kernel, min(tiles, _GRID), shape.threads, shape.shared, arguments=(int(cross), BAND))
 
 
+def _by_warpgroups(products: Sequence[_Product]) -> list[Launch]:
+    """Launches that compute all of them at once, best first; they differ in their rows and columns alone."""
+    like = products[0]
+    ways = [(tile, [each.sides(tile) for each in products]) for tile in (wgmma.BATCH if like.few else wgmma.WEIGHT)]
+    ordered = wgmma.ordered(ways, like.few, like.wide, like.multiprocessors)
+    return [wgmma.planned(tile, sides, like.dtype, like.wide, like.multiprocessors) for tile, sides in ordered]
+
+
 def plans(call: Call) -> tuple[Plan, ...]:
     if not call.backward:
-        return tuple(Plan(y=step) for step in _product(call, "x", "weight").launches())
+        return tuple(Plan(y=step) for step in _product(call, "y").launches())
     xs, weights, biases = [], [], []
     if "grad_x" in call.wanted:
-        xs = _product(call, "grad_y", "weight").launches()
+        xs = _product(call, "grad_x").launches()
     if "grad_weight" in call.wanted:
-        weights = _product(call, "grad_y", "x").launches()
+        weights = _product(call, "grad_weight").launches()
     if "grad_bias" in call.wanted:
         kernel = CudaKernel("linear", "grad_bias", (("ELEMENT", ELEMENTS[call.layout("grad_y").dtype]),))
         biases = [Launch(kernel, -(-call.size("N") // 64), 64)]
@@ -174,27 +184,35 @@ def plans(call: Call) -> tuple[Plan, ...]:
     return tuple(Plan(grad_x=at(xs, i), grad_weight=at(weights, i), grad_bias=at(biases, i)) for i in range(count))
 
 
-def _product(call: Call, left: str, right: str) -> _Product:
-    """Of two inputs: x and weight (y), grad_y and weight (grad_x), grad_y and x (grad_weight)."""
-    over_rows, (n, k) = right == "x", (call.size("N"), call.size("K"))
-    layouts = [call.layout(name) for name in (left, right)]
-    dense = [n if name == "grad_y" else k for name in (left, right)]
+_OPERANDS = {"y": ("x", "weight"), "grad_x": ("grad_y", "weight"), "grad_weight": ("grad_y", "x")}
+"""Of the products, by their results."""
+
+
+def _product(call: Call, result: str) -> _Product:
+    operands, over_rows, (n, k) = _OPERANDS[result], result == "grad_weight", (call.size("N"), call.size("K"))
+    layouts = [call.layout(name) for name in operands]
+    dense = [n if name == "grad_y" else k for name in operands]
     vectors = all(size % 8 == 0 for size in dense) and all(layout.aligned for layout in layouts)
     columns = k if call.backward else n
     apart = all(layout.strides[0] >= size for layout, size in zip(layouts, dense, strict=True))
     return _Product(
         rows=n if over_rows else call.rows,
         columns=columns,
-        size=call.rows if over_rows else n if call.backward else k,
+        size=_reduced(call, result),
         turned_a=over_rows,
         turned_b=call.backward,
         few=not over_rows,
         dtype=layouts[0].dtype,
         wide=(call.grad_dtype if call.backward else call.out_dtype) == "float32",
         vec=8 if vectors else 1,
-        boxes=vectors and apart and columns % 8 == 0 and 0 < call.rows < 2**31,
+        boxes=vectors and apart and columns % 8 == 0 and 0 < call.rows < 2**30,
         multiprocessors=max(call.device.multiprocessors, 1),
     )
+
+
+def _reduced(call: Call, result: str) -> int:
+    """Reduction indices."""
+    return call.rows if result == "grad_weight" else call.size("K" if result == "y" else "N")
 
 
 def run(
@@ -232,13 +250,95 @@ def _multiply(
     if cross:
         a, b, rows, columns = b, a, columns, rows
     if step.kernel.entry == wgmma.ENTRY:
-        wgmma.multiply(step, out, a, b, bias, start, (rows, columns, size))
+        wgmma.multiply(step, (wgmma.Product(out, a, b, bias, rows, columns),), size, start)
         return
     wide = int(out.element_size() == 4)
     start_line = start.stride(0) if isinstance(start, Tensor) else 0
     launch(step, out, a, a.stride(0), b, b.stride(0), bias, start, start_line, rows, columns, size, wide, band)
 
 
+# --- several calls ----------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """A launch for one result of several calls."""
+
+    result: str
+    launch: Launch
+    a: str
+    b: str
+    """The inputs that are its sides."""
+    sizes: tuple[tuple[int, int], ...]
+    """Rows of the two, for each call."""
+    size: int
+    """Reduction indices."""
+
+
+class Together(NamedTuple):
+    """The launches of several calls that want the same results."""
+
+    steps: tuple[Step, ...]
+    rest: tuple[Plan | None, ...]
+    """What is left of each call's own plan, if anything."""
+
+
+def together(calls: Sequence[Call], plans: Sequence[Plan]) -> Together:
+    """``plans``: what each call would run alone."""
+    steps = []
+    for name, (a, b) in _OPERANDS.items():
+        if name not in calls[0].wanted:
+            continue
+        products = [_product(call, name) for call in calls]
+        step = _at_once(products)
+        if step is None:
+            continue
+        sizes = tuple((each.rows, each.columns) for each in products)
+        if step.arguments[0]:
+            a, b, sizes = b, a, tuple(pair[::-1] for pair in sizes)
+        steps.append(Step(name, step, a, b, sizes, products[0].size))
+    without = dict.fromkeys((step.result for step in steps), None)
+    rest = (replace(plan, **without) for plan in plans)
+    return Together(tuple(steps), tuple(plan if any(plan) else None for plan in rest))
+
+
+def _at_once(products: Sequence[_Product]) -> Launch | None:
+    """One launch for all, or None where they need several."""
+    few = any(each.few and each.rows <= FEW for each in products)
+    if not 1 < len(products) <= wgmma.GROUPS or few or not all(each.boxes for each in products):
+        return None
+    alike = {(each.size, each.dtype, each.wide) for each in products}
+    return _by_warpgroups(products)[0] if len(alike) == 1 else None
+
+
+def run_together(
+    calls: Sequence[Call],
+    plan: Together,
+    inputs: Sequence[dict[str, Tensor]],
+    results: Sequence[dict[str, Tensor]],
+) -> None:
+    for name, step, a, b, sizes, size in plan.steps:
+        products = [
+            wgmma.Product(made[name], given[a], given[b], given.get("bias", 0), rows, columns)
+            for made, given, (rows, columns) in zip(results, inputs, sizes, strict=True)
+        ]
+        wgmma.multiply(step, products, size)
+    for call, rest, given, made in zip(calls, plan.rest, inputs, results, strict=True):
+        if rest is not None:
+            run(call, rest, given, made, {})
+
+
 def builds() -> tuple[Build, ...]:
-    """Every kernel that a call can reach, for the audit."""
-    return cuda_builds(SPEC, plans)
+    """Every kernel that a call, or several at once, can reach, for the audit."""
+    alone = cuda_builds(SPEC, plans)
+    several = tuple(Build(kernel, each.contracts) for each in alone if (kernel := _of_several(each.kernel)) is not None)
+    return tuple(sorted((*alone, *several), key=lambda each: each.kernel.name))
+
+
+def _of_several(kernel: object) -> CudaKernel | None:
+    """The form of a kernel that computes several products, where there is one."""
+    if not isinstance(kernel, CudaKernel) or kernel.entry != wgmma.ENTRY:
+        return None
+    macros = dict(kernel.defines)
+    if macros["WIDE"]:
+        return None  # several results are asked for in the dtype of x alone
+    return replace(kernel, defines=tuple(sorted((macros | {"GROUPS": wgmma.GROUPS}).items())))

@@ -4,16 +4,28 @@
 // each, or, with TURNS, a tile each, so that one stores while the other multiplies. A third warpgroup asks the copy engine for stages
 // of 64 reduction indices, as many ahead as there is room. Blocks stay and take one tile after the other.
 //
+// GROUPS products, with one number of reduction indices, are computed by one launch: their tiles follow one another.
+//
 // SHARE lets two blocks of a cluster work on neighbouring tiles, where they fetch what both read in turns, each for both: 1 the tiles
 // have the rows of A in common, 2 those of B.
 // Compile-time choices: ELEMENT, TA, TB, CROSS as in gemm.cu; WIDE: out is FP32; MI blocks of 64 rows of A for a warpgroup; NB, STAGES,
-// TURNS, SHARE; SHARED, the bytes of a block, of which results take what the stages leave. For compute capability 9.0 alone:
-// elsewhere the kernel is a refusal.
+// TURNS, SHARE; GROUPS, 1 or 3; SHARED, the bytes of a block, of which results take what the stages leave. For compute capability
+// 9.0 alone: elsewhere the kernel is a refusal.
 #include "elements.cuh"
 #include "finish.cuh"
 #include "guard.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
+
+// A product, whose tensors are maps of what is in memory: `a` (rows, size), `b` (columns, size), `out`; `bias` as in gemm.cu.
+#define PRODUCT(n)                                                                                                             \
+  const __grid_constant__ tma::Map a##n, const __grid_constant__ tma::Map b##n, const __grid_constant__ tma::Map out##n,       \
+      const element *bias##n, i64 rows##n, i64 columns##n
+#if GROUPS == 1
+#define PRODUCTS PRODUCT(0)
+#else
+#define PRODUCTS PRODUCT(0), PRODUCT(1), PRODUCT(2)
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "wgmma.cuh"
@@ -39,16 +51,49 @@ constexpr int PIECE = CROSS ? (FITTING < NB ? FITTING : NB) : DENSE, LINES = CRO
 constexpr int BUFFERS = SPACE / LINES < 4 ? SPACE / LINES : 4, BOX_LINES = CROSS ? 8 : 64;
 static_assert(BUFFERS > 1 && NB % (CROSS ? 8 : DENSE) == 0, "a piece is stored while the next is written");
 
-// Where tiles lie: cluster tiles run in bands of `band` along A, so that those at work at one time share operands in the L2 cache.
-struct Raster {
-  i64 row_tiles, column_tiles, band;  // of clusters
+constexpr int UNIT_ROWS = SHARE == 2 ? 2 * ROWS : ROWS, UNIT_COLUMNS = SHARE == 1 ? 2 * NB : NB;  // of a cluster's tile
 
-  __device__ __forceinline__ i64 tiles() const { return row_tiles * column_tiles; }
-  __device__ __forceinline__ void place(i64 tile, unsigned rank, i64& r0, i64& c0) const {
-    const i64 first = tile / (band * column_tiles) * band, within = tile % (band * column_tiles);
-    const i64 height = min(row_tiles - first, band);
-    r0 = (first + within % height) * (SHARE == 2 ? 2 * ROWS : ROWS) + (SHARE == 2 ? rank * ROWS : 0);
-    c0 = within / height * (SHARE == 1 ? 2 * NB : NB) + (SHARE == 1 ? rank * NB : 0);
+struct Product {
+  const tma::Map *a, *b, *out;
+  const element* bias;
+  i64 rows, columns;
+
+  __device__ __forceinline__ int row_tiles() const { return (int)((rows + UNIT_ROWS - 1) / UNIT_ROWS); }  // of clusters
+  __device__ __forceinline__ int column_tiles() const { return (int)((columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS); }
+  __device__ __forceinline__ int tiles() const { return row_tiles() * column_tiles(); }
+
+  // Where a tile lies: they run in bands of `band` along A, so that those at work at one time share operands in the L2 cache. The last
+  // one starts where it is whole, since lines outside of a tensor come slowly, all of the GPU's from one place; what two tiles have
+  // in common has the same bits in both.
+  __device__ __forceinline__ void place(int tile, int band, int rank, int& r0, int& c0) const {
+    const int in_band = band * column_tiles(), first = tile / in_band * band, within = tile % in_band;
+    const int height = min(row_tiles() - first, band);
+    r0 = max(min((first + within % height) * UNIT_ROWS + (SHARE == 2 ? rank * ROWS : 0), (int)rows - ROWS), 0);
+    c0 = max(min(within / height * UNIT_COLUMNS + (SHARE == 1 ? rank * NB : 0), (int)columns - NB), 0);
+  }
+};
+
+// The products of a launch.
+struct Products {
+  Product all[GROUPS];
+
+  __device__ __forceinline__ int tiles() const {
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) sum += all[i].tiles();
+    return sum;
+  }
+  // The product that a tile belongs to; `tile` becomes its number there.
+  __device__ __forceinline__ Product of(int& tile) const {
+    Product found = all[0];
+    int first = 0, next = 0;
+#pragma unroll
+    for (int i = 1; i < GROUPS; ++i) {
+      next += all[i - 1].tiles();
+      if (tile >= next) found = all[i], first = next;
+    }
+    tile -= first;
+    return found;
   }
 };
 
@@ -181,10 +226,9 @@ struct Sums {
   }
 };
 
-// `a` (rows, size), `b` (columns, size) and `out` as maps of what is in memory; `bias` and `start` as in gemm.cu.
+// `start`, of a single product, as in gemm.cu.
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
-    gemm_wgmma(const __grid_constant__ tma::Map a, const __grid_constant__ tma::Map b, const __grid_constant__ tma::Map out,
-               const element* bias, const float* start, i64 start_line, i64 rows, i64 columns, i64 size, i64 band) {
+    gemm_wgmma(PRODUCTS, const float* start, i64 start_line, i64 size, i64 band) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned tiles = (shared_address(shared) + 1023) / 1024 * 1024, staging = tiles + STAGES * STAGE;
   const unsigned full = staging + 2 * BUFFERS * LINES * LINE, empty = full + 8 * STAGES;
@@ -200,15 +244,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     }
     tma::init_done();
   }
-  if (threadIdx.x == 2 * GROUP) tma::prefetch(a), tma::prefetch(b), tma::prefetch(out);
+#if GROUPS == 1
+  const Products products = {{{&a0, &b0, &out0, bias0, rows0, columns0}}};
+#else
+  const Products products = {{{&a0, &b0, &out0, bias0, rows0, columns0},
+                              {&a1, &b1, &out1, bias1, rows1, columns1},
+                              {&a2, &b2, &out2, bias2, rows2, columns2}}};
+#endif
+  if (threadIdx.x == 2 * GROUP) {
+#pragma unroll
+    for (const Product& product : products.all) tma::prefetch(*product.a), tma::prefetch(*product.b), tma::prefetch(*product.out);
+  }
   if constexpr (BLOCKS == 1)
     __syncthreads();
   else
     tma::cluster_meet();
 
-  constexpr int UNIT_ROWS = SHARE == 2 ? 2 * ROWS : ROWS, UNIT_COLUMNS = SHARE == 1 ? 2 * NB : NB;
-  const Raster raster = {(rows + UNIT_ROWS - 1) / UNIT_ROWS, (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS, band};
-  const i64 unit = blockIdx.x / BLOCKS, units = gridDim.x / BLOCKS;  // clusters
+  const int all = products.tiles(), unit = blockIdx.x / BLOCKS, units = gridDim.x / BLOCKS;  // of clusters
   int stage = 0;
   unsigned parity = 0;  // of the phase in which the stage is filled
   const auto advance = [&]() {
@@ -221,18 +273,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if (group == 2) {
     wgmma::fewer_registers<40>();
     if (threadIdx.x == 2 * GROUP) {
-      unsigned turn = 0;  // whose it is to fetch for both
-      for (i64 tile = unit; tile < raster.tiles(); tile += units) {
-        i64 r0, c0;
-        raster.place(tile, rank, r0, c0);
+      for (int tile = unit; tile < all; tile += units) {
+        int within = tile, r0, c0;
+        const Product product = products.of(within);
+        product.place(within, (int)band, rank, r0, c0);
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) {
+        for (int s = 0; s < (int)size; s += KS) {
           tma::wait_cluster(empty + 8 * stage, parity ^ 1);
           tma::expect(full + 8 * stage, STAGE);
-          const unsigned to = tiles + stage * STAGE;
-          if (SHARE != 1 || turn == rank) fetch<ROWS, TA>(to, a, full + 8 * stage, (int)r0, i * KS, SHARE == 1);
-          if (SHARE != 2 || turn == rank) fetch<NB, TB>(to + BYTES_A, b, full + 8 * stage, (int)c0, i * KS, SHARE == 2);
-          turn ^= 1;
+          const unsigned to = tiles + stage * STAGE, turn = s / KS & 1;  // whose it is to fetch for both
+          if (SHARE != 1 || turn == rank) fetch<ROWS, TA>(to, *product.a, full + 8 * stage, r0, s, SHARE == 1);
+          if (SHARE != 2 || turn == rank) fetch<NB, TB>(to + BYTES_A, *product.b, full + 8 * stage, c0, s, SHARE == 2);
           advance();
         }
       }
@@ -252,13 +303,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     Sums sums;
     int buffer = 0;
     if (TURNS && group == 1) pass();
-    for (i64 tile = TURNS ? unit + group * units : unit; tile < raster.tiles(); tile += TURNS ? 2 * units : units) {
-      i64 r0, c0;
-      raster.place(tile, rank, r0, c0);
+    for (int tile = TURNS ? unit + group * units : unit; tile < all; tile += TURNS ? 2 * units : units) {
+      int within = tile, r0, c0;
+      const Product product = products.of(within);
+      product.place(within, (int)band, rank, r0, c0);
       r0 += part * 64 * MI;
       const i64 r = r0 + thread / 32 * 16 + thread % 32 / 4, c = c0 + thread % 4 * 2;  // of this thread's first sum
       if constexpr (TA && TB) {
-        if (start) sums.start(start, start_line, r, c, rows, columns);
+        if (start) sums.start(start, start_line, r, c, product.rows, product.columns);
       }
 
       const auto multiply = [&](bool carry) {
@@ -289,7 +341,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         before = stage;
         advance();
       }
-      if (TURNS && tile + units < raster.tiles()) tma::come(3 + (group ^ 1), 2 * GROUP);  // its stages follow these
+      if (TURNS && tile + units < all) tma::come(3 + (group ^ 1), 2 * GROUP);  // its stages follow these
       wgmma::wait<0>();
 #pragma unroll
       for (int i = 0; i < MI; ++i) wgmma::pin(sums.at[i]);
@@ -297,17 +349,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
       if (TURNS) pass();
 
       sums.finish();
-      if (bias) sums.add_bias(bias, r, c, rows, columns);
-      sums.store(out, staging + group * BUFFERS * LINES * LINE, buffer, 1 + group, r0, c0);
+      if (product.bias) sums.add_bias(product.bias, r, c, product.rows, product.columns);
+      sums.store(*product.out, staging + group * BUFFERS * LINES * LINE, buffer, 1 + group, r0, c0);
     }
     tma::store_wait<0>();
   }
   if constexpr (BLOCKS > 1) tma::cluster_meet();  // nobody leaves while the other may still reach for its memory
 }
 #else
-extern "C" __global__ void __launch_bounds__(384, 1)
-    gemm_wgmma(const __grid_constant__ tma::Map, const __grid_constant__ tma::Map, const __grid_constant__ tma::Map, const element*,
-               const float*, i64, i64, i64, i64, i64) {
+extern "C" __global__ void __launch_bounds__(384, 1) gemm_wgmma(PRODUCTS, const float*, i64, i64, i64) {
   require(false, "samebits: this kernel is built for compute capability 9.0");
 }
 #endif

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,3 +42,17 @@ def run(
         results["grad_weight"].copy_(product(grad.T, x.T, inputs.get("start_weight")))
     if "grad_bias" in results:
         results["grad_bias"].copy_(fold.left_fold(grad.float(), 0, inputs.get("start_bias")))
+
+
+def together(calls: Sequence[Call], plans: Sequence[None]) -> None:
+    """How several calls run as one: one by one."""
+
+
+def run_together(
+    calls: Sequence[Call],
+    plan: None,
+    inputs: Sequence[dict[str, Tensor]],
+    results: Sequence[dict[str, Tensor]],
+) -> None:
+    for call, given, made in zip(calls, inputs, results, strict=True):
+        run(call, None, given, made, {})

@@ -12,38 +12,28 @@ from torch import Tensor
 from samebits.audit.build import Build
 from samebits.dispatch import Call
 from samebits.ops.timestep_mlp import products
-from samebits.ops.timestep_mlp.products import Plan, Shape
+from samebits.ops.timestep_mlp.products import Plan
 from samebits.ops.timestep_mlp.spec import SPEC
-from samebits.runtime.launch import Launch
-from samebits.runtime.sweep import cuda_builds
+from samebits.ops.timestep_mlp.tiles import Steps
 
 
 def plans(call: Call) -> tuple[Plan, ...]:
-    if call.backward:
-        options = [_backward(call, height) for height in products.backward_heights(call.rows)]
-    else:
-        options = [_forward(call, shape) for shape in products.forward_shapes(call.rows)]
-    return tuple(dict.fromkeys(Plan(tuple(steps)) for steps in options))
-
-
-def _forward(call: Call, shape: Shape) -> list[tuple[str, Launch]]:
-    first = products.linear(call, shape, "K", "F", ("x", "w1"), silu=1)
-    return [("first", first), ("second", products.linear(call, shape, "F", "D", ("w2",), silu=0))]
-
-
-def _backward(call: Call, height: int) -> list[tuple[str, Launch]]:
-    """``height``: rows of a warp where the chunks of a sum are spread over blocks; 0 where each block takes all of them."""
+    if not call.backward:
+        return products.together(
+            products.linear(call, "first", "K", "F", ("x", "w1"), silu=1),
+            products.linear(call, "second", "F", "D", ("w2",), silu=0),
+        )
     wanted = set(call.wanted)
-    steps: list[tuple[str, Launch]] = []
+    parts: list[list[Steps]] = []
     if wanted & {"grad_w2", "grad_b2"}:
-        steps.append(("second", products.weight_gradient(call, "w2", "b2", "D", "F", ("grad_y", "act"))))
+        parts.append(products.weight_gradient(call, "second", "w2", "b2", "D", "F", ("grad_y", "act")))
     if wanted & {"grad_x", "grad_w1", "grad_b1"}:
-        steps += products.across(call, "pre", "D", "F", ("grad_y", "w2", "pre"), height, slope=1)
+        parts.append(products.across(call, "pre", "D", "F", ("grad_y", "w2", "pre"), slope=1))
     if wanted & {"grad_w1", "grad_b1"}:
-        steps.append(("first", products.weight_gradient(call, "w1", "b1", "F", "K", ("x",))))
+        parts.append(products.weight_gradient(call, "first", "w1", "b1", "F", "K", ("x",)))
     if "grad_x" in wanted:
-        steps += products.across(call, "x", "F", "K", ("w1",), height, slope=0)
-    return steps
+        parts.append(products.across(call, "x", "F", "K", ("w1",), slope=0))
+    return products.together(*parts)
 
 
 def run(
@@ -56,8 +46,8 @@ def run(
     x, w1, w2 = inputs["x"], inputs["w1"], inputs["w2"]
     if not call.backward:
         pre, act = results["pre"], results["act"]
-        products.run_linear(plan["first"], x, w1, inputs["b1"], pre, act)
-        products.run_linear(plan["second"], act, w2, inputs["b2"], results["y"], None)
+        products.run_linear(plan, "first", x, w1, inputs["b1"], pre, act)
+        products.run_linear(plan, "second", act, w2, inputs["b2"], results["y"], None)
         return
     grad_y = inputs["grad_y"]
     if "second" in plan:
@@ -76,4 +66,4 @@ def run(
 
 def builds() -> tuple[Build, ...]:
     """Every kernel that a call can reach, for the audit."""
-    return cuda_builds(SPEC, plans)
+    return products.builds(SPEC, plans, activated=True)

@@ -5,20 +5,26 @@ What ``timestep_mlp`` and ``fp32_linear`` are made of; the kernels are in this f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from samebits.audit.build import Build
+from samebits.contract import OpSpec
 from samebits.dispatch import Call
+from samebits.ops.timestep_mlp import tiles
+from samebits.ops.timestep_mlp.tiles import CHUNK, Steps
 from samebits.runtime.launch import Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
+from samebits.runtime.sweep import cuda_builds
 
-_CHUNK = 64
 _SPLIT_ROWS, _MOST_SPLIT_ROWS = 192, 1024
 """Up to here the chunks of a product with a transposed weight are, and may be, spread over blocks and folded by a second kernel."""
+_STREAM_ROWS = 8
+"""Up to here the forward streams the weights, where columns are enough for every multiprocessor."""
 _FEW_ROWS = 16
-"""Up to here the forward streams the weights, once for every 8 rows."""
+"""Up to here the weights are streamed, once for every 8 rows, where no tile may be taken."""
 _HEIGHTS = (1, 4, 8)
 """Rows that a warp may take."""
 _NARROW_STRIDE = 2**28
@@ -29,7 +35,7 @@ _NARROW_STRIDE = 2**28
 class Plan:
     """Launches by what they do; absent where nothing asks for them."""
 
-    steps: tuple[tuple[str, Launch], ...]
+    steps: Steps
 
     def __iter__(self) -> Iterator[Launch]:
         return (step for _, step in self.steps)
@@ -67,8 +73,9 @@ def _few(height: int) -> Shape:
 
 
 def forward_shapes(rows: int) -> list[Shape]:
-    """How blocks of linear.cu may be cut for this many rows."""
-    few = [_few(height) for height in _heights(rows)]
+    """How blocks of linear.cu may be cut for this many rows. Four passes of a row's four were faster than two of eight."""
+    heights = _heights(rows) if rows <= _HEIGHTS[-1] else dict.fromkeys((4, *_heights(rows)))
+    few = [_few(height) for height in heights]
     return [*few, _MANY] if rows <= _FEW_ROWS else [_MANY, *few]
 
 
@@ -86,7 +93,50 @@ def _heights(rows: int) -> dict[int, None]:
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
-def linear(call: Call, shape: Shape, summed: str, out: str, inputs: tuple[str, ...], silu: int) -> Launch:
+def linear(call: Call, name: str, summed: str, out: str, inputs: tuple[str, ...], silu: int) -> list[Steps]:
+    """Ways to x @ weight^T + bias, best first."""
+    few = _few(1)
+    direct: list[Steps] = [
+        ((name, _linear(call, shape, summed, out, inputs, silu)),) for shape in forward_shapes(call.rows)
+    ]
+    tiled = tiles.linear(call, name, summed, out, inputs, silu)
+    blocks = -(-call.size(out) // (few.cols * few.warps))
+    if call.rows <= _STREAM_ROWS and blocks >= call.device.multiprocessors:
+        return [*direct, *tiled]
+    return [*tiled, *direct]
+
+
+def across(call: Call, name: str, summed: str, out: str, inputs: tuple[str, ...], slope: int) -> list[Steps]:
+    """Ways to grad @ weight, best first."""
+    direct = [_across(call, name, summed, out, inputs, height, slope) for height in backward_heights(call.rows)]
+    return [*tiles.across(call, name, summed, out, inputs, slope), *direct]
+
+
+def weight_gradient(
+    call: Call, name: str, weight: str, bias: str, out: str, inner: str, inputs: tuple[str, ...]
+) -> list[Steps]:
+    """Ways to grad^T @ given and the sum of grad, best first."""
+    direct: Steps = ((name, _weight_gradient(call, weight, bias, out, inner, inputs)),)
+    return [*tiles.weight_gradient(call, name, weight, bias, out, inner, inputs), direct]
+
+
+def builds(spec: OpSpec, plans: Callable[[Call], tuple[Plan, ...]], activated: bool) -> tuple[Build, ...]:
+    """Every kernel that a call can reach, for the audit."""
+    found = {build.kernel: build for build in cuda_builds(spec, plans)}
+    contracts = tuple(contract.name for contract in spec.contracts)
+    for kernel in tiles.kernels(activated):
+        found.setdefault(kernel, Build(kernel, contracts))
+    return tuple(found[kernel] for kernel in sorted(found, key=lambda kernel: kernel.name))
+
+
+def together(*parts: list[Steps]) -> tuple[Plan, ...]:
+    """Plans of several products: the best way to each, then the other ways, side by side."""
+    parts = tuple(part for part in parts if part)
+    count = max(map(len, parts), default=1)
+    return tuple(dict.fromkeys(Plan(sum((part[min(i, len(part) - 1)] for part in parts), ())) for i in range(count)))
+
+
+def _linear(call: Call, shape: Shape, summed: str, out: str, inputs: tuple[str, ...], silu: int) -> Launch:
     vec = _vec(call, (call.size(summed),), inputs)
     if shape is _MANY and (vec == 1 or any(call.layout(name).strides[0] >= _NARROW_STRIDE for name in inputs)):
         shape = _few(_HEIGHTS[-1])
@@ -104,11 +154,9 @@ def linear(call: Call, shape: Shape, summed: str, out: str, inputs: tuple[str, .
     return Launch(_kernel("linear", defines), grid, 32 * shape.warps, arguments=(shape.row_warps,))
 
 
-def across(
-    call: Call, name: str, summed: str, out: str, inputs: tuple[str, ...], height: int, slope: int
-) -> list[tuple[str, Launch]]:
+def _across(call: Call, name: str, summed: str, out: str, inputs: tuple[str, ...], height: int, slope: int) -> Steps:
     terms, columns, rows = call.size(summed), call.size(out), call.rows
-    chunks = -(-terms // _CHUNK)
+    chunks = -(-terms // CHUNK)
     split = height > 0 and chunks > 1
     height = height if split else _HEIGHTS[-1]
     row_warps = min(8, 1 << (max(1, -(-rows // height)) - 1).bit_length())
@@ -125,10 +173,10 @@ def across(
     if split:
         fold = Launch(_kernel("fold_chunks", {"SLOPE": slope}), -(-rows * columns // 256), 256, arguments=(chunks,))
         steps.append((f"{name} fold", fold))
-    return steps
+    return tuple(steps)
 
 
-def weight_gradient(call: Call, weight: str, bias: str, out: str, inner: str, inputs: tuple[str, ...]) -> Launch:
+def _weight_gradient(call: Call, weight: str, bias: str, out: str, inner: str, inputs: tuple[str, ...]) -> Launch:
     outputs, columns = call.size(out), call.size(inner)
     defines = {
         "WEIGHT": int(f"grad_{weight}" in call.wanted),
@@ -153,20 +201,27 @@ def _kernel(entry: str, choices: dict[str, int]) -> CudaKernel:
 # --- launching --------------------------------------------------------------------------------------------------------
 
 
-def run_linear(step: Launch, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, act: Tensor | None) -> None:
-    sizes = (x.shape[0], weight.shape[0], weight.shape[1])
-    out = (y, 0 if act is None else act)
-    launch(step, x, x.stride(0), weight, weight.stride(0), bias, *out, *sizes, *step.arguments)
+def run_linear(plan: Plan, name: str, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, act: Tensor | None) -> None:
+    step, (rows, size), columns = plan[name], x.shape, weight.shape[0]
+    out: tuple[Tensor | int, ...] = (y, 0 if act is None else act)
+    given = (x, x.stride(0), weight, weight.stride(0))
+    if f"{name} fold" in plan:
+        fold = plan[f"{name} fold"]
+        parts = x.new_empty(dict(fold.kernel.defines)["PARTS"], rows, columns)
+        launch(step, *given, parts, rows, columns, size)
+        launch(fold, parts, bias, *out, rows, columns)
+    else:
+        launch(step, *given, bias, *out, rows, columns, size, *step.arguments)
 
 
 def run_across(plan: Plan, name: str, grad: Tensor, weight: Tensor, pre: Tensor | None, out: Tensor) -> None:
     step, (rows, terms), columns = plan[name], grad.shape, weight.shape[1]
-    chunks, row_warps = step.arguments
+    chunks = -(-terms // CHUNK)
     split = f"{name} fold" in plan
     sums = grad.new_empty(chunks, rows, columns) if split else out
     sloped = (0, 0) if pre is None else (pre, pre.stride(0))
     given = (grad, grad.stride(0), weight, weight.stride(0))
-    launch(step, *given, *sloped, sums, rows, terms, columns, chunks, row_warps)
+    launch(step, *given, *sloped, sums, rows, terms, columns, *step.arguments)
     if split:
         launch(plan[f"{name} fold"], sums, *sloped, out, rows, columns, chunks)
 
