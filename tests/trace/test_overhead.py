@@ -51,6 +51,17 @@ def test_the_block_of_minimax_h3_forward_and_backward(capsys, tmp_path):
         assert 0 < found["read_bytes"] < found["digested_bytes"] / 2
 
 
+def test_with_and_without_the_modules_that_run_for_the_trace_alone(capsys):
+    """In a patched block the norms and the projection's linear are a part of something else."""
+    calls = []
+    for more in (["--passed-over"], []):
+        main(["--model", "minimax-h3", "--small", "--device", "cpu", "--sequence", "5", "--rounds", "1", *more])
+        found = json.loads(capsys.readouterr().out)
+        assert found["unchanged"] and found["options"]["passed_over"] is bool(more)
+        calls.append(found["calls"])
+    assert calls[0] - calls[1] == 2 * 5, "each of five modules, and its operator"
+
+
 def test_a_backward_that_there_is_not_is_said():
     with pytest.raises(UserError, match="no gradient"):
         main(["--device", "cpu", "--sequence", "4", "--batch", "1", "--contracts", "published", "--backward"])

@@ -254,6 +254,37 @@ def test_parameters_are_recorded_once_per_version():
     assert versions[1] == digest(model.blocks[0].up.weight) != versions[0]
 
 
+def test_every_way_to_another_parameter_is_seen():
+    model, x = nn.Linear(4, 3, bias=False), torch.randn(2, 4)
+
+    def written():
+        model.weight.add_(1)
+
+    def replaced():
+        model.weight = nn.Parameter(torch.randn(3, 4))
+
+    def moved():
+        model.weight.data = torch.randn(3, 4)
+
+    def added():
+        model.bias = nn.Parameter(torch.randn(3))
+
+    with trace(model) as recording, torch.no_grad():
+        model(x)
+        expected = [("weight", digest(model.weight))]
+        for change in (written, replaced, moved):
+            change()
+            model(x)
+            model(x)
+            expected.append(("weight", digest(model.weight)))
+        added()
+        model(x)
+    assert [(e.path, e.outputs[0].digest) for e in recording.trace.parameters()] == [
+        *expected,
+        ("bias", digest(model.bias)),
+    ]
+
+
 def test_buffers_and_parameters_of_modules_that_never_run():
     model = nn.ModuleDict({"used": nn.BatchNorm1d(8), "idle": nn.Linear(2, 2)})
     model.forward = lambda x: model["used"](x)

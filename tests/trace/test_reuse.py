@@ -13,6 +13,8 @@ import samebits
 from samebits.verify.trace import digest as module
 from samebits.verify.trace import recorder, reuse, trace
 from samebits.verify.trace.digest import digest
+from samebits.verify.trace.layout import Layouts
+from samebits.verify.trace.pending import Reading
 
 
 class Does(nn.Module):
@@ -142,6 +144,33 @@ def test_a_write_that_torch_does_not_count_is_seen_where_the_call_returns_it():
     assert second == digest(x - 1) != first
 
 
+def test_what_a_call_returns_is_not_read_again_where_torch_alone_ran(reads):
+    """A dropout that drops nothing hands on what it was given; a member, a hook or another forward may have written to it."""
+    model, x = nn.Sequential(nn.Dropout(), nn.ReLU(inplace=True)).eval(), batch(4, 8)
+
+    def count():
+        reads.clear()
+        with trace(model, parameters=False) as recording:
+            model(x.clone())
+        found = len(reads)
+        assert digests(recording, "0")[0] == ([digest(x)], [digest(x)])
+        assert digests(recording, "1")[0][1] == [digest(x.relu())] == digests(recording, "(model)")[0][1]
+        return found
+
+    assert count() == 1 + 0 + 1, "the input, and what the second writes"
+    handle = model[0].register_forward_hook(lambda module, args, output: None)
+    assert count() == 1 + 1 + 1
+    handle.remove()
+    model[0].forward = lambda x: x
+    assert count() == 1 + 1 + 1
+    del model[0].forward
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+    assert count() == 1 + 1 + 1
+    handle.remove()
+    model[0].add_module("member", nn.Identity())
+    assert count() == 1 + 1 + 1
+
+
 def test_memory_that_is_used_again_is_read_again():
     model, addresses, expected = Does(lambda x: None), set(), []
     with trace(model) as recording:
@@ -201,19 +230,42 @@ def test_nothing_is_known_from_before_among_several_ranks(reads, monkeypatch):
     model, x = nn.Sequential(nn.Identity(), nn.Identity()), batch(4, 8)
     with trace(model):
         model(x)
-        assert len(reads) == 3  # two of them because what is returned is always read
+        assert len(reads) == 1 + 1  # what the model returns is always read
         monkeypatch.setattr(recorder, "rank_and_world", lambda: (0, 2))
         model(x)
-    assert len(reads) == 3 + 6
+    assert len(reads) == 2 + 6
 
 
 def test_storages_that_are_gone_are_dropped(monkeypatch):
     monkeypatch.setattr(reuse, "PRUNE", 8)
-    known, alive = reuse.Known(), torch.ones(3)
-    reading, place = object(), reuse.place_of(alive, 0, 0)
+    known, alive, layouts = reuse.Known(), torch.ones(3), Layouts()
+
+    def place_of(tensor, lead=0):
+        return reuse.place_of(tensor, layouts.of(tensor), lead)
+
+    reading, place = Reading(None, None, 12, 0), place_of(alive)
     known.add(alive, place, 1, reading)
     for i in range(100):
         other = torch.full((4,), float(i))
-        known.add(other, reuse.place_of(other, 0, 0), 2 + i, reading)
-    assert len(known._storages) < 20 and known.find(place, 0) is reading
-    assert known.find(place, 1) is None and known.find(reuse.place_of(alive, 1, 0), 0) is None
+        known.add(other, place_of(other), 2 + i, reading)
+    assert len(known._alive) < 20 and len(known.readings) < 20 and known.find(place, 0, 0) is reading
+    assert known.find(place, 0, 1) is None and known.find(place, 1, 0) is None
+    assert known.find(place_of(alive, 1), 0, 0) is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_what_has_no_digest_has_none_the_second_time_either():
+    model, eye = Does(lambda *given: None), torch.eye(3)
+    given = {
+        "a nested tensor": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "layout sparse_coo": eye.to_sparse(),
+        "layout _mkldnn": eye.to_mkldnn(),
+        "a quantized tensor": torch.quantize_per_tensor(eye, 0.1, 0, torch.quint8),
+        "no data": torch.empty(3, device="meta"),
+    }
+    with trace(model) as recording:
+        for _ in range(2):
+            model(*given.values(), eye)
+    for event in recording.trace.phase("forward"):
+        assert [(r.digest, r.note) for r in event.inputs[:-1]] == [(None, why) for why in given]
+        assert event.inputs[-1].digest == digest(eye)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -14,28 +16,59 @@ from samebits.audit import compile as audit
 from samebits.audit.build import Build
 from samebits.audit.judge import judge
 from samebits.audit.limits import Limits
-from samebits.emulate.launch import Emulator, KernelFault
+from samebits.emulate.launch import Emulator, KernelFault, _Fences
 from samebits.runtime import nvrtc
-from samebits.verify.trace import digest, pending, trace, tree
+from samebits.verify.trace import digest, layout, probe, trace, tree, vectors
+
+BY_VALUE = "const __grid_constant__ Parts parts"
+
+
+@dataclass
+class Emulated(Emulator):
+    """The kernel on the CPU. The emulator passes no structures by value, so the table of parts is a tensor for it; what the parts
+    point to lies between fences."""
+
+    text: str = field(default_factory=lambda: nvrtc.source_text(tree.KERNEL))
+    launches: int = 0
+
+    def start(self, todo, index):
+        assert self.text.count(BY_VALUE) == 1
+        self.sources[tree.KERNEL] = self.text.replace(BY_VALUE, "const Parts* const table").replace(
+            "  __shared__", "  const Parts& parts = *table;\n  __shared__", 1
+        )
+        with contextlib.ExitStack() as stack:
+            fences, words = _Fences(stack, not self.descending), vectors.Words()
+            fences.hold(tuple(tensor for job in todo if job.part.tiles for tensor in (job.data, job.into.store)))
+            tiles = vectors.fill(words, todo, lambda tensor: fences.value(tensor).value)
+            if tiles:
+                self.launches += 1
+                plan, keys = vectors.grid(tiles, 0), vectors.keys(0, todo[0].part.level)
+                self.launch(plan, torch.frombuffer(words, dtype=torch.uint8), keys)
+                fences.copy_back(plan)
 
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """The kernel on the CPU. The emulator can be told to run another source or another order of threads."""
-    emulator, keys = Emulator(), tree.arranged_keys()
-    monkeypatch.setattr(tree, "launch", emulator.launch)
-    monkeypatch.setattr(tree, "_empty", lambda index, count: torch.full((count, 16), -7, dtype=torch.int32))
-    monkeypatch.setattr(tree, "_keys", lambda index: keys)
-    monkeypatch.setattr(tree, "_current", lambda index: (index, 0))
-    monkeypatch.setattr(tree, "SLAB", 512)
-    return emulator
+    """On a GPU of two multiprocessors, of which the memory is full of nothing in particular."""
+    emulator, keys = Emulated(), tree.arranged_keys()
+    monkeypatch.setattr(vectors, "start", emulator.start)
+    monkeypatch.setattr(vectors, "_empty", lambda index, count: torch.full((count, 16), -7, dtype=torch.int32))
+    monkeypatch.setattr(vectors, "keys", lambda index, level: keys[level - 1 :])
+    monkeypatch.setattr(vectors, "_on", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(vectors, "_current", lambda index: (index, 0))
+    monkeypatch.setattr(vectors, "_processors", lambda index: 2)
+    monkeypatch.setattr(vectors, "SLAB", 512)
+    monkeypatch.setattr(vectors, "SCRATCH", 512)
+    vectors.grid.cache_clear()
+    yield emulator
+    vectors.grid.cache_clear()
 
 
 @pytest.fixture
 def small_last(monkeypatch):
     """One vector is left, so that small tensors take several launches."""
-    cached = (tree.passes, tree.of_bytes, tree.of_rows)
-    for module in (tree, digest):
+    cached = (tree.part, tree.of_bytes, tree.of_rows)
+    for module in (tree, vectors, digest):
         monkeypatch.setattr(module, "LAST", 1)
     for function in cached:
         function.cache_clear()
@@ -57,21 +90,31 @@ def data(*shape):
     return values.view(shape)
 
 
-def values(vectors):
-    if vectors is None:
-        return None
-    end = vectors.first + vectors.many * vectors.each
-    return vectors.store[vectors.first : end].view(vectors.many, vectors.each, 16)
+def launched(*tensors, lead=0, axis=0):
+    """What the kernel leaves of tensors that are read together: of each, of its rows, and the bytes of a row."""
+    memories, todo, shared, found = vectors.Memories(), [], [], []
+    for tensor in tensors:
+        whole, rows, into, width = vectors.jobs(tensor, lead, axis)
+        todo += [job for job in (rows, whole) if job is not None]
+        shared += [(rows.into, into)] if whole is None else []
+        found.append((into, None if rows is None else rows.into, width))
+    memories.launch(todo, shared)
+    memories.finish()
+    return [(whole.value, None if rows is None else rows.value, width) for whole, rows, width in found]
 
 
-def same(tensor, lead=0, axis=0):
-    """Whether both ways give the same vectors of the tensor and of its rows."""
-    whole, rows, width = tree._vectors(tensor, lead, axis, tree.Slabs(), 0)
-    expected, expected_rows, expected_width = digest.vectors(tensor, lead, axis)
-    both = ((values(whole), expected), (values(rows), expected_rows))
-    return width == expected_width and all(
-        (a is None) == (b is None) and (a is None or (a.shape == b.shape and torch.equal(a, b))) for a, b in both
-    )
+def same(*tensors, lead=0, axis=0):
+    """Whether both ways give the same vectors of the tensors and of their rows."""
+    for tensor, ours in zip(tensors, launched(*tensors, lead=lead, axis=axis), strict=True):
+        theirs = digest.vectors(tensor, lead, axis)
+        for a, b in zip(ours[:2], theirs[:2], strict=True):
+            if (a is None) != (b is None) or (
+                a is not None and (a.shape != b.shape or not torch.equal(a.cpu(), b.cpu()))
+            ):
+                return False
+        if ours[2] != theirs[2]:
+            return False
+    return True
 
 
 SIZES = (0, 1, 15, 16, 1023, 1024, 1025, 2**14 - 1, 2**14, 2**14 + 1, 2**18 - 1, 2**18, 2**18 + 1)
@@ -81,11 +124,22 @@ SIZES = (0, 1, 15, 16, 1023, 1024, 1025, 2**14 - 1, 2**14, 2**14 + 1, 2**18 - 1,
 def test_sizes_and_alignments(emulated, size):
     x = data(size + 3)
     emulated.descending = size % 2 == 1
-    assert same(x[:size]) and same(x[1 : size + 1]) and same(x[2 : size + 2]) and same(x[3:])
+    assert same(x[:size], x[1 : size + 1], x[2 : size + 2], x[3:])
+    assert emulated.launches == (size > 0)
 
 
 def test_three_levels(emulated):
     assert same(data(2**22 + 1025)[1:])
+    assert emulated.launches == 2
+
+
+def test_many_tensors_at_once(emulated, small_last, monkeypatch):
+    """More than one launch takes, and more large ones than scratch holds: the first are finished before the others are begun."""
+    monkeypatch.setattr(vectors, "SCRATCH", 8)
+    x = data(2**18)
+    tensors = [x[i * 3000 : i * 3000 + size] for i, size in enumerate((5, 2000, 2**16 + 1, 0, 40000) * 7)]
+    assert same(*tensors) and same(*tensors[:20])
+    assert emulated.launches == 3 + 2 + 5, "five times levels were missing: scratch was full, or all was launched"
 
 
 ROWS = (
@@ -97,56 +151,56 @@ ROWS = (
 @pytest.mark.parametrize("shape", ROWS)
 def test_rows(emulated, shape):
     x = data(*shape)
-    assert same(x, 1)
+    assert same(x, lead=1)
     if len(shape) == 3:
-        assert same(x, 2) and same(x, 1, 1)
+        assert same(x, lead=2) and same(x, lead=1, axis=1)
     if shape[1:] == (3, 100):
-        assert same(x, 1, 2) and same(x, 2, 1)
+        assert same(x, lead=1, axis=2) and same(x, lead=2, axis=1)
 
 
 def test_layouts(emulated):
     x = data(40, 3, 2048)
-    apart = x[:, 1, :1024]
-    for view in (apart, x[..., :1024], x[:, 1], x[:1, 0, :1024].expand(30, 1024), x[:, :1].transpose(0, 1)):
+    apart, joined = x[:, 1, :1024], (x[:, 1, :1008], x[:, 2, 2032:], x[:, 0, 1:1009], x[1:, 1, :48])
+    for view in (apart, x[..., :1024], x[:, 1], x[:1, 0, :1024].expand(30, 1024), x[:, :1].transpose(0, 1), *joined):
         assert tree.of_bytes(view.shape, view.stride(), 1) is not None, "read where it lies"
-        assert same(view) and same(view, 1)
+        assert same(view) and same(view, lead=1)
     for view in (x[:, 1, :1000], x[::3, :, :1024], x.transpose(0, 1), x[..., ::2], x[0].t()):
         assert tree.of_bytes(view.shape, view.stride(), 1) is None, "copied"
-        assert same(view) and same(view, 1)
+        assert same(view) and same(view, lead=1)
     z = torch.randn(9, 700, dtype=torch.complex64).conj()
-    assert same(z) and same(z.imag, 1)
+    assert same(z) and same(z.imag, lead=1)
 
 
 def test_several_launches(emulated, small_last):
     x = data(300 * 1024 + 5)
-    assert len(tree.of_bytes(x.shape, x.stride(), 1)) == 2
-    assert same(x) and same(data(2, 290 * 1024)[:, 1:], 1) and same(data(30, 1024), 1)
+    assert tree.of_bytes(x.shape, x.stride(), 1).each == 19
+    assert same(x) and same(data(2, 290 * 1024)[:, 1:], lead=1) and same(data(30, 1024), lead=1)
 
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("part[2][4] = {}", "part[2][4] = {1}"),
-        ("for (int w = 0; w < warps", "for (int w = 1; w < warps"),
-        ("tile + TILE <= width / CHUNK", "tile <= width / CHUNK"),
-        ("__syncthreads();\n\n    const bool last", "\n\n    const bool last"),
-        ("above[i] = found", "above[i ^ 1] = found"),
+        ("top[2][4] = {}", "top[2][4] = {1}"),
+        ("number + TILE <= part.width / CHUNK", "number <= part.width / CHUNK"),
+        ("    __syncwarp();\n    int top", "    int top"),
         ("left > 4 * i + j", "left >= 4 * i + j"),
-        ("__syncthreads();\n\n  int sum", "\n\n  int sum"),
+        ("  __syncthreads();\n", ""),
+        ("at -= part.width) from", "at -= part.width + 16) from"),
+        ("tile >= parts.part[at + 1].first", "tile > parts.part[at + 1].first"),
+        ("tree * part.tree_stride", "0"),
     ],
 )
 def test_a_fault_is_found(emulated, small_last, right, wrong):
-    source = nvrtc.source_text(tree.KERNEL)
-    assert source.count(right) == 1
-    emulated.sources[tree.KERNEL] = source.replace(right, wrong)
-    found = []
+    assert emulated.text.count(right) == 1
+    emulated.text = emulated.text.replace(right, wrong)
+    rows = data(4, 2048)
+    tried = (((data(1025), rows[:, 16:416]), 0), ((data(5003)[:5001], data(40000)), 0), ((rows[:, :2000],), 1))
     for emulated.descending in (False, True):
-        for tensor in (data(1025), data(5003)[:5001], data(2**18 + 1)):
+        for tensors, lead in tried:
             try:
-                found.append(same(tensor))
+                if not same(*tensors, lead=lead):
+                    return
             except KernelFault:
-                found.append(False)
-            if not found[-1]:
                 return
     raise AssertionError("nothing saw it")
 
@@ -161,15 +215,14 @@ def test_machine_code_is_clean(arch):
 
 
 def test_what_is_too_large_is_refused():
-    with pytest.raises(RuntimeError, match="at most 65535 rows"):
-        tree.of_rows((70000, 2**19), (2**19, 1), 1, 1)
-    assert len(tree.of_bytes((2**38,), (1,), 1)) == 2
+    assert tree.of_rows((70000, 2**19), (2**19, 1), 1, 1).trees == 70000
+    assert tree.of_bytes((2**38,), (1,), 1).each == 2**24
     with pytest.raises(RuntimeError, match="more bytes than"):
         tree.of_bytes((2**38 + 1,), (1,), 1)
 
 
 def test_a_trace_has_the_same_digests(emulated, monkeypatch):
-    model, x, slabs = Net(32, 2), torch.randn(40, 32), tree.Slabs()
+    model, x = Net(32, 2), torch.randn(40, 32)
 
     def run():
         with trace(model, rows=True) as recording:
@@ -178,8 +231,13 @@ def test_a_trace_has_the_same_digests(emulated, monkeypatch):
         return [event.to_json() for event in recording.trace.events]
 
     expected = run()
-    monkeypatch.setattr(pending, "_by_torch", lambda t, lead, axis: tree._vectors(t, lead, axis, slabs, 0))
-    assert run() == expected and len(slabs._open) == 1
+    assert not emulated.launches
+    monkeypatch.setattr(layout.probe, "usable", lambda device: True)
+    monkeypatch.setattr(layout, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(digest, "capturing", lambda: False)
+    monkeypatch.setattr(digest, "vectors", None)
+    assert run() == expected
+    assert emulated.launches > 20
 
 
 def test_memory_that_was_given_back_is_not_read(emulated):
@@ -187,7 +245,25 @@ def test_memory_that_was_given_back_is_not_read(emulated):
     view = x[5:]
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="given back"):
-        tree._vectors(view, 0, 0, tree.Slabs(), 0)
+        vectors.jobs(view)
+
+
+def test_a_launch_that_fails_is_said_and_not_remembered(emulated, monkeypatch):
+    def refused(todo, index):
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(layout.probe, "usable", lambda device: True)
+    monkeypatch.setattr(layout, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(digest, "capturing", lambda: False)
+    model, x = torch.nn.Identity(), torch.ones(5)
+    with trace(model) as recording:
+        with monkeypatch.context() as patch:
+            patch.setattr(vectors, "start", refused)
+            model(x)
+        model(x)
+    first, second = recording.trace.phase("forward")
+    assert first.inputs[0].digest is None and first.inputs[0].note == "not read: RuntimeError: out of memory"
+    assert second.inputs[0].digest == digest.digest(x) == second.outputs[0].digest
 
 
 # --- whether a device can -----------------------------------------------------------------------------------------------
@@ -195,38 +271,35 @@ def test_memory_that_was_given_back_is_not_read(emulated):
 
 @pytest.fixture
 def device(monkeypatch):
-    """A CUDA device as far as :func:`tree.usable` looks."""
-    monkeypatch.setattr(tree.machine, "missing", lambda backend: None)
-    monkeypatch.setattr(tree.machine, "info", lambda device: tree.machine.H200)
-    tree.usable.cache_clear()
+    """A CUDA device as far as :func:`probe.usable` looks."""
+    monkeypatch.setattr(probe.machine, "missing", lambda backend: None)
+    monkeypatch.setattr(probe.machine, "info", lambda device: probe.machine.H200)
+    probe.usable.cache_clear()
     yield torch.device("cuda", 0)
-    tree.usable.cache_clear()
+    probe.usable.cache_clear()
 
 
 def test_a_device_that_gives_other_sums_is_not_used(emulated, small_last, device, monkeypatch):
-    monkeypatch.setattr(tree.torch.cuda, "device", lambda device: warnings.catch_warnings())
-    monkeypatch.setattr(tree, "vectors", lambda t, lead, axis, slabs: tree._vectors(t, lead, axis, slabs, 0))
     cpu = torch.device("cpu")
-    assert tree._difference(cpu) is None
-    source = nvrtc.source_text(tree.KERNEL)
-    emulated.sources[tree.KERNEL] = source.replace("part[2][4] = {}", "part[2][4] = {1}")
-    why = tree._difference(cpu)
+    assert probe._difference(cpu) is None
+    emulated.text = emulated.text.replace("top[2][4] = {}", "top[2][4] = {1}")
+    why = probe._difference(cpu)
     assert "other sums for" in why
-    monkeypatch.setattr(tree, "_difference", lambda device: why)
+    monkeypatch.setattr(probe, "_difference", lambda device: why)
     with pytest.warns(UserWarning, match="by torch: the kernel gives other sums"):
-        assert not tree.usable(device)
+        assert not probe.usable(device)
 
 
 def test_a_device_that_cannot_is_told_once(device, monkeypatch):
     def fails(device):
         raise nvrtc.CompileError("no such\narchitecture")
 
-    monkeypatch.setattr(tree, "_difference", fails)
+    monkeypatch.setattr(probe, "_difference", fails)
     with pytest.warns(UserWarning, match="cuda:0 are made slowly, by torch: CompileError: no such architecture"):
-        assert not tree.usable(device)
+        assert not probe.usable(device)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not tree.usable(device) and not tree.usable(torch.device("cpu"))
+        assert not probe.usable(device) and not probe.usable(torch.device("cpu"))
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------------------------
@@ -235,39 +308,37 @@ def test_a_device_that_cannot_is_told_once(device, monkeypatch):
 @pytest.fixture
 def gpu():
     device = torch.device("cuda", torch.cuda.current_device())
-    tree.usable.cache_clear()
+    probe.usable.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing falls back unseen
-        assert tree.usable(device)
+        assert probe.usable(device)
     return device
-
-
-def on_gpu(tensor, lead=0, axis=0):
-    found = tree.vectors(tensor, lead, axis, tree.Slabs())
-    expected = digest.vectors(tensor, lead, axis)
-    for ours, theirs in zip(found[:2], expected[:2], strict=True):
-        assert (ours is None) == (theirs is None) and (ours is None or torch.equal(values(ours).cpu(), theirs.cpu()))
-    assert found[2] == expected[2]
 
 
 @pytest.mark.gpu
 def test_the_kernel_has_the_bits_of_torch(gpu):
     x = torch.randint(-128, 128, (70 * 2**20 + 7,), device=gpu, dtype=torch.int8)
-    for size in (*SIZES, 5 * 2**20 + 3, 2**22, 2**22 + 1, 2**26, 2**26 + 1, 70 * 2**20 + 3):
-        for begin in (0, 1, 2, 3, 4):
-            on_gpu(x[begin : begin + size])
+    for begin in (0, 1, 2, 3, 4):
+        sizes = (*SIZES, 5 * 2**20 + 3, 2**22, 2**22 + 1, 2**26, 2**26 + 1, 70 * 2**20 + 3)
+        assert same(*(x[begin : begin + size] for size in sizes))
+        assert all(same(x[begin : begin + size]) for size in sizes)
     for shape in ROWS:
         rows = x[: math.prod(shape)].view(shape)
-        on_gpu(rows, 1)
-        on_gpu(rows, len(shape) - 1, 1 if len(shape) == 2 else 0)
+        assert same(rows, lead=1) and same(rows, lead=len(shape) - 1, axis=1 if len(shape) == 2 else 0)
     y = x[: 600 * 3000 * 2].view(torch.bfloat16).view(600, 3000)
-    for view in (y, y[:, 1:], y.t(), y[::7, :5], y[:, :1024], y[:, 512:1536], y[1:], y[3, 5:]):
-        on_gpu(view)
-        on_gpu(view, min(1, view.dim() - 1))
+    for view in (y, y[:, 1:], y.t(), y[::7, :5], y[:, :1024], y[:, 512:1536], y[:, :1496], y[:, 8:16], y[1:], y[3, 5:]):
+        assert same(view) and same(view, lead=min(1, view.dim() - 1))
     for dtype in (torch.float64, torch.float32, torch.float16, torch.float8_e4m3fn, torch.int64, torch.complex64):
-        on_gpu(x[: 2**14].view(dtype)[3:], 1)
-    on_gpu((x[:4099] & 1).bool())
-    on_gpu(torch.randn(9, 700, dtype=torch.complex64, device=gpu).conj())
+        assert same(x[: 2**14].view(dtype)[3:], lead=1)
+    assert same((x[:4099] & 1).bool(), torch.randn(9, 700, dtype=torch.complex64, device=gpu).conj())
+
+
+@pytest.mark.gpu
+def test_scratch_is_used_again(gpu, monkeypatch):
+    """Scratch that holds three of them; the third level of each is there before its place is written over."""
+    monkeypatch.setattr(vectors, "SCRATCH", 8000)
+    x = torch.randint(-128, 128, (200 * 2**20,), device=gpu, dtype=torch.int8)
+    assert same(*(x[i << 20 : (i << 20) + (40 << 20)] for i in range(100)))
 
 
 @pytest.mark.gpu

@@ -37,6 +37,10 @@ def trace(
     reuse: Annotated[
         bool, typer.Option("--reuse/--no-reuse", help="Read a tensor again only when torch counted a write to it.")
     ] = True,
+    passed_over: Annotated[
+        bool,
+        typer.Option("--passed-over", help="Of a patched model, also run what it passes over, for the trace alone."),
+    ] = False,
 ) -> None:
     """Record digests of everything that a model's modules take and return, forward and backward, without changing a bit.
 
@@ -53,6 +57,7 @@ def trace(
         "batch_axis": batch_axis,
         "kernels": kernels,
         "reuse": reuse,
+        "passed_over": passed_over,
     }
     if running.is_script(target):
         if not Path(target).is_file():

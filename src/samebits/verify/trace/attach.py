@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
+from samebits.verify.trace.events import Event
 from samebits.verify.trace.gradients import Gradients
 from samebits.verify.trace.kernels import Ranges
-from samebits.verify.trace.names import Named, is_compiled_in_place, is_managed, named_modules
+from samebits.verify.trace.names import Named, is_compiled_in_place, is_managed, is_passed_over, named_modules
 from samebits.verify.trace.nested import leaves
 from samebits.verify.trace.parameters import Parameters, own_tensors
 from samebits.verify.trace.recorder import Call, Recorder
+
+
+def _only_looks(hook: Callable[..., None]) -> Callable[..., None]:
+    """Changes neither what a module takes nor what it returns; see :func:`samebits.models.hooks.show`."""
+    hook.samebits_only_looks = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _is_torch_alone(module: nn.Module) -> bool:
+    """Nothing but torch's own code ran in this call, and that counts what it writes to what it returns: a module of torch.nn as it
+    is there, without members, and without hooks but ours."""
+    return (
+        type(module).__module__.startswith("torch.nn.modules.")
+        and not module._modules
+        and len(module._forward_hooks) == 1
+        and len(module._forward_pre_hooks) == 1
+        and "forward" not in vars(module)
+        and not torch_module._has_any_global_hook()
+    )
 
 
 class Attached:
@@ -40,7 +62,7 @@ class Attached:
         modules = list(named_modules(root, prefix))
         outermost, *others = modules
         filtered = bool(self._recorder.options.modules)
-        wanted = [outermost, *(named for named in others if self._recorder.options.wants(named.path))]
+        wanted = [outermost, *(named for named in others if self._wants(named))]
         # With a filter, the parameters of what it lets through; otherwise all, those of modules that never run too.
         owners = (wanted[1:] or wanted) if filtered else modules
         self._roots[id(outermost.module)] = owners
@@ -54,6 +76,11 @@ class Attached:
         if self._recorder.options.gradients:
             self._watch_parameters(owners)
         return modules
+
+    def _wants(self, named: Named) -> bool:
+        options = self._recorder.options
+        asked = options.passed_over or named.path in options.modules
+        return options.wants(named.path) and (asked or not is_passed_over(named.module))
 
     def detach(self) -> None:
         """Take off everything, whatever happened in between."""
@@ -93,54 +120,68 @@ class Attached:
         self._patched.append((module, compiled))
         module._compiled_call_impl = watched
 
+    @_only_looks
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._recorder.closed:
             return  # inside compiled code: opaque
-        named = self._named[id(module)]
-        recorder, stack = self._recorder, self._recorder.stack
-        if recorder.options.parameters:
+        if self._ranges.wanted:
             with self._ranges.own():
-                self._parameters.look(self._roots.get(id(module), [named]), named, self._managed)
+                event = self._begun(module, args, kwargs)
+            self._ranges.enter(event)
+        else:
+            self._begun(module, args, kwargs)
+
+    def _begun(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Event:
+        named = self._named[id(module)]
+        recorder = self._recorder
+        options, stack = recorder.options, recorder.stack
+        if options.parameters:
+            self._parameters.look(self._roots.get(id(module)) or (named,), named, self._managed)
         event = recorder.event("module", recorder.phase(), named.path, named.cls)
         call = Call(module, event, sys.exc_info()[1])
-        with self._ranges.own():
-            given = leaves(("args", args), ("kwargs", kwargs))
-            keep = recorder.options.keeps(named.path)
-            event.inputs = [recorder.record(event, where, tensor, keep=keep) for where, tensor in given.tensors]
-            event.values, event.opaque = given.values, given.opaque
-            if named.opaque:
-                event.note = "compiled: what happens inside is not recorded"
-            if recorder.options.gradients:
-                self._gradients.before(call, given.tensors)
+        given = leaves(("args", args), ("kwargs", kwargs))
+        event.inputs = recorder.records(event, given.tensors, keep=bool(options.tensors) and options.keeps(named.path))
+        event.values, event.opaque = given.values, given.opaque
+        if named.opaque:
+            event.note = "compiled: what happens inside is not recorded"
+        if options.gradients:
+            self._gradients.before(call, given.tensors)
         stack.append(call)
-        self._ranges.enter(event)
+        return event
 
+    @_only_looks
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling() or self._recorder.closed:
             return
-        recorder, stack = self._recorder, self._recorder.stack
-        if not (stack and stack[-1].module is module) and not any(call.module is module for call in stack):
-            return  # it began before the trace was attached
-        while stack[-1].module is not module:
-            self._ranges.leave(stack.pop().event)  # ended by an exception that ran no hooks
+        stack = self._recorder.stack
+        if not (stack and stack[-1].module is module):
+            if not any(call.module is module for call in stack):
+                return  # it began before the trace was attached
+            while stack[-1].module is not module:
+                self._ranges.leave(stack.pop().event)  # ended by an exception that ran no hooks
         call = stack.pop()
-        event = call.event
-        self._ranges.leave(event)
+        if self._ranges.wanted:
+            self._ranges.leave(call.event)
+            with self._ranges.own():
+                self._ended(call, output)
+        else:
+            self._ended(call, output)
+
+    def _ended(self, call: Call, output: Any) -> None:
+        recorder, event = self._recorder, call.event
+        options = recorder.options
         error = sys.exc_info()[1]
         if output is None and error is not None and error is not call.error:
             self._stopped(event, error)
         else:
-            with self._ranges.own():
-                given = leaves(("output", output))
-                keep = recorder.options.keeps(event.path)
-                # What was read before the call cannot stand for what it returns: it may have been written meanwhile.
-                event.outputs = [
-                    recorder.record(event, where, tensor, keep=keep, after=event.start)
-                    for where, tensor in given.tensors
-                ]
-                event.values.update(given.values)
-                event.opaque.extend(given.opaque)
-            if recorder.options.gradients:
+            given = leaves(("output", output))
+            keep = bool(options.tensors) and options.keeps(event.path)
+            # What was read before the call cannot stand for what it returns: it may have been written meanwhile, uncounted.
+            after = -1 if _is_torch_alone(call.module) else event.start
+            event.outputs = recorder.records(event, given.tensors, keep=keep, after=after)
+            event.values.update(given.values)
+            event.opaque.extend(given.opaque)
+            if options.gradients:
                 self._gradients.after(call, given.tensors)
         recorder.emit(event)
 

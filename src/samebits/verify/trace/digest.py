@@ -56,8 +56,22 @@ def key_bytes(name: str, count: int) -> bytes:
 LENGTH_KEYS = tuple(int.from_bytes(key_bytes(f"length{lane}", 8), "little") | 1 for lane in range(LANES))
 
 
+CAPTURED = "made while a CUDA graph was captured: it has no value yet"
+
+
 def obstacle(tensor: Tensor) -> str | None:
     """Why this tensor has no bytes to digest, or None."""
+    why = lasting_obstacle(tensor)
+    return CAPTURED if why is None and tensor.is_cuda and capturing() else why
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def lasting_obstacle(tensor: Tensor) -> str | None:
+    """The same but for what depends on the moment."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a wrapper of torch.func, not a plain tensor"
     if tensor.layout is not torch.strided:
@@ -68,8 +82,6 @@ def obstacle(tensor: Tensor) -> str | None:
         return "a quantized tensor"
     if tensor.is_meta or (type(tensor) not in PLAIN and type(tensor).__name__ == "FakeTensor"):
         return "no data"
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "made while a CUDA graph was captured: it has no value yet"
     return None
 
 

@@ -88,6 +88,8 @@ class _Backward:
     def __init__(self, recorder: Recorder, forward: Event, keep: bool) -> None:
         self._recorder, self._forward, self._keep = recorder, forward, keep
         self._event: Event | None = None
+        self._noted: set[tuple[bool, str]] = set()
+        """What has been noted in this event."""
 
     def arrival(self, where: str) -> Any:
         def hook(grad: Tensor) -> None:
@@ -106,11 +108,13 @@ class _Backward:
         if self._recorder.closed:
             return
         event = self._event
-        if event is None or any(r.where == where for r in (event.inputs if arrived else event.outputs)):
+        if event is None or (arrived, where) in self._noted:
             # The first gradient, or a second walk through a retained graph.
             event = self._event = self._recorder.event("module", "backward", self._forward.path, self._forward.cls)
             event.parent, event.depth = self._forward.start, self._forward.depth
             self._recorder.emit(event)
+            self._noted.clear()
+        self._noted.add((arrived, where))
         record = self._recorder.record(event, where, grad, keep=self._keep)
         (event.inputs if arrived else event.outputs).append(record)
         event.end = self._recorder.tick()

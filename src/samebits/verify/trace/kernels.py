@@ -20,6 +20,7 @@ class Ranges:
     """Marks the calls on the profiler's time line. Does nothing unless it was asked for."""
 
     def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
         self._profiler: Any = None
         self._open: dict[int, Any] = {}
         if wanted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from samebits.models.sites import SITES
 from samebits.verify.trace.events import ROOT
 
 _WRAPPED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -20,6 +21,8 @@ class Named:
     cls: str
     opaque: bool
     """A compiled or scripted module: its boundary is recorded, nothing inside."""
+    managed: bool = False
+    """See :func:`is_managed`."""
 
 
 def named_modules(root: nn.Module, prefix: str = "") -> Iterator[Named]:
@@ -42,7 +45,7 @@ def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[Named]:
         yield from _walk(inner, path, seen)
         return
     opaque = COMPILED in module._modules or is_compiled_in_place(module) or _is_script(module)
-    yield Named(module, path or ROOT, class_name(module), opaque)
+    yield Named(module, path or ROOT, class_name(module), opaque, is_managed(module))
     if not opaque:
         for name, child in module.named_children():
             yield from _walk(child, f"{path}.{name}" if path else name, seen)
@@ -63,6 +66,12 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 def is_managed(module: nn.Module) -> bool:
     """FSDP2 swaps the parameters of this module in and out, behind the back of their version counters."""
     return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
+def is_passed_over(module: nn.Module) -> bool:
+    """Of a patched model, and usually run as a part of another operation: it runs by itself only because somebody watches it."""
+    sites = vars(module).get(SITES, {}).values()
+    return bool(sites) and all(site.inside for site in sites)
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

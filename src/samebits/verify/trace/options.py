@@ -25,6 +25,9 @@ class Options:
     kernels: bool = False
     reuse: bool = True
     """A tensor that is known, by its storage and torch's count of writes, is not read again."""
+    passed_over: bool = False
+    """Modules that a patched model runs as a part of another operation run by themselves too, for the trace. Those that ``modules``
+    has by their full names do so anyway."""
 
     def wants(self, path: str) -> bool:
         return not self.modules or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.modules)
@@ -45,6 +48,7 @@ def make(
     parameters: bool,
     kernels: bool,
     reuse: bool,
+    passed_over: bool,
 ) -> Options:
     """The options as a caller writes them. Raises TypeError or ValueError for what they cannot be."""
     if isinstance(tensors, bool):
@@ -64,6 +68,7 @@ def make(
         parameters=parameters,
         kernels=kernels,
         reuse=reuse,
+        passed_over=passed_over,
     )
 
 

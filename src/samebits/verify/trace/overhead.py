@@ -180,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--rows", type=int, default=0, help="axes that count rows, for row digests")
     parser.add_argument("--no-reuse", action="store_true", help="read every tensor at every call")
+    parser.add_argument(
+        "--passed-over", action="store_true", help="run modules for the trace alone too, see samebits.trace"
+    )
     parser.add_argument("--contracts", default="fast", help="of deepseek-v4's operators, as samebits.patch takes them")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the same lines, left in a file")
     given = parser.parse_args(arguments)
@@ -187,8 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = []
     for sequence in given.sequence:
         made = MODELS[given.model](given, sequence)
-        found = measure(made.run, made.model, given.rounds, rows=given.rows, reuse=not given.no_reuse)
-        line = {"kind": "samebits-trace-overhead", "model": made.title, **asdict(found), "environment": stamp}
+        options = {"rows": given.rows, "reuse": not given.no_reuse, "passed_over": given.passed_over}
+        found = measure(made.run, made.model, given.rounds, **options)
+        head = {"kind": "samebits-trace-overhead", "model": made.title, "options": options}
+        line = {**head, **asdict(found), "environment": stamp}
         lines.append(json.dumps(line))
         print(lines[-1], flush=True)
         del made

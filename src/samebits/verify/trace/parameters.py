@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from samebits.verify.trace.digest import PLAIN
 from samebits.verify.trace.events import ROOT, Event, TensorRecord
-from samebits.verify.trace.names import COMPILED, Named, is_managed
+from samebits.verify.trace.names import COMPILED, Named
 from samebits.verify.trace.recorder import Recorder
 
 
@@ -26,20 +26,40 @@ class Parameters:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._seen: dict[str, tuple[Any, ...]] = {}
-        self._records: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], TensorRecord]] = {}
+        self._before: dict[int, Any] = {}
+        """By identity of a module: the versions of its parameters when they were last looked at."""
+        self._records: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], Any]] = {}
 
     def look(self, modules: Iterable[Named], calling: Named, managed: bool) -> None:
         """Record what is new among the modules' own parameters and buffers, in front of a call of ``calling``."""
         for named in modules:
-            called = named is calling
-            if not (named.module._parameters or named.module._buffers or named.opaque):
+            module = named.module
+            if not (module._parameters or module._buffers or named.opaque):
                 continue
+            called = named is calling
+            if not (managed or named.managed or named.opaque or module._buffers):
+                if self._is_as_before(module):
+                    continue
+                self._before[id(module)] = _versions(module)
             for name, tensor in own_tensors(named):
-                again = called and (managed or not isinstance(tensor, nn.Parameter) or is_managed(named.module))
+                again = called and (managed or named.managed or not isinstance(tensor, nn.Parameter))
                 self._look(name, tensor, again)
 
+    def _is_as_before(self, module: nn.Module) -> bool:
+        """None of its parameters is another one or was written to. Asked at every call of every module, so it makes nothing."""
+        before, now = self._before.get(id(module)), module._parameters
+        if before is None or len(before) != len(now):
+            return False
+        for (name, reference, at, version), (now_name, parameter) in zip(before, now.items(), strict=True):
+            if (None if reference is None else reference()) is not parameter or name != now_name:
+                return False
+            if parameter is not None and (parameter.data_ptr() != at or parameter._version != version):
+                return False
+        return True
+
     def _look(self, name: str, tensor: Tensor, again: bool) -> None:
-        key = (id(tensor), tensor.data_ptr() if _has_data(tensor) else 0, _version(tensor))
+        at = tensor.data_ptr() if _has_data(tensor) else 0
+        key = (id(tensor), at, 0 if tensor.is_inference() else tensor._version)
         known = self._records.get(key)
         fresh = known is None or known[0]() is not tensor or again
         if not fresh and self._seen.get(name) == key:
@@ -87,8 +107,18 @@ def own_tensors(named: Named) -> Iterable[tuple[str, Tensor]]:
     return [(prefix + name, tensor) for name, tensor in direct if tensor is not None]
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(module: nn.Module) -> list[tuple[str, Any, int, int]] | None:
+    """Names, weak references, addresses and counts of writes of a module's parameters. None: something is there that is no plain
+    parameter."""
+    found: list[tuple[str, Any, int, int]] = []
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            found.append((name, None, 0, 0))
+        elif type(parameter) is not nn.Parameter or parameter.layout is not torch.strided or parameter.is_inference():
+            return None
+        else:
+            found.append((name, weakref.ref(parameter), parameter.data_ptr(), parameter._version))
+    return found
 
 
 def _has_data(tensor: Tensor) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor
 
 from samebits.verify.trace import digest
+from samebits.verify.trace.digest import PLAIN
 from samebits.verify.trace.events import SHARD, Event, Kind, Phase, TensorRecord
 from samebits.verify.trace.keeping import Kept
+from samebits.verify.trace.layout import Layout, Layouts
 from samebits.verify.trace.options import Options
-from samebits.verify.trace.pending import Pending, row_axes
+from samebits.verify.trace.pending import Batch, Pending, Reading, row_axes
 from samebits.verify.trace.ranks import rank_and_world
-from samebits.verify.trace.reuse import Known, place_of
+from samebits.verify.trace.reuse import Known, Place, place_of
 
+dispatch_keys, strided = torch._C._dispatch_keys, torch.strided
 OUTSIDE = -1
 """Id of the backward that runs in this thread, where none runs."""
 
@@ -38,7 +42,10 @@ class Call:
 
 
 class Recorder:
-    """Not a context manager: hooks call it, and :class:`~samebits.verify.trace.session.Tracing` opens and closes it."""
+    """Not a context manager: hooks call it, and :class:`~samebits.verify.trace.session.Tracing` opens and closes it.
+
+    Safe to use from several threads: they share counters, and lists that are only appended to.
+    """
 
     def __init__(self, options: Options, kept: Kept) -> None:
         self.options = options
@@ -48,10 +55,11 @@ class Recorder:
         """The last error that left a module, and the innermost module that it left."""
         self._kept = kept
         self._pending = Pending()
+        self._layouts = Layouts()
+        self._unsettled: list[tuple[TensorRecord, Reading]] = []
         self._known = Known() if options.reuse else None
         self._count = itertools.count()
-        self._calls: dict[tuple[str, str, str], int] = {}
-        self._lock = threading.Lock()
+        self._calls: dict[tuple[str, str, str], itertools.count[int]] = defaultdict(itertools.count)
         self._local = threading.local()
 
     def tick(self) -> int:
@@ -77,18 +85,15 @@ class Recorder:
         stack = self.stack
         if not stack and self._known is not None and rank_and_world()[1] > 1:
             self.read_everything()  # torch.distributed writes in place and does not count it
-        with self._lock:
-            call = self._calls.get((kind, phase, path), 0)
-            self._calls[kind, phase, path] = call + 1
-        now = self.tick()
+        now = next(self._count)
+        call = next(self._calls[kind, phase, path])
         parent = stack[-1].event.start if stack else None
         return Event(kind, phase, path, cls, call, now, now, parent, len(stack))
 
     def emit(self, event: Event) -> None:
         """The event ended. It may be emitted once, and may still get later ends while the trace is open."""
-        event.end = self.tick()
-        with self._lock:
-            self.events.append(event)
+        event.end = next(self._count)
+        self.events.append(event)
 
     def read_everything(self) -> None:
         """From now on nothing is known from before: torch's count of writes says nothing in this run."""
@@ -96,51 +101,119 @@ class Recorder:
 
     def record(
         self, event: Event, where: str, tensor: Tensor, rows: bool = True, keep: bool = False, after: int = -1
-    ) -> TensorRecord:
-        """The tensor as it is now. Its digest is launched on the tensor's device and arrives when the trace is closed.
+    ) -> Any:
+        """One tensor, as :meth:`records`."""
+        return self.records(event, ((where, tensor),), rows, keep, after)[0]
 
-        A tensor that is known is not read again, unless that was at or before the position ``after``.
+    def records(
+        self,
+        event: Event,
+        given: Iterable[tuple[str, Tensor]],
+        rows: bool = True,
+        keep: bool = False,
+        after: int = -1,
+    ) -> list[Any]:
+        """The tensors as they are now, by their places. Their digests are launched and arrive when the trace is closed.
+
+        A tensor that is known is not read again, unless that was at or before the position ``after``. Its record is made in the
+        end as well; until then (place, layout, reading) stands for it.
         """
-        local, placed = (tensor, "") if type(tensor) in digest.PLAIN else _local_shard(tensor)
-        why = digest.obstacle(local)
+        known = None if keep or (rows and self.options.rows) else self._known
+        layouts, readings = self._layouts.known, None if known is None else known.readings
+        found: list[Any] = []
+        batch: Batch | None = None
+        captured: bool | None = None
+        try:
+            for where, tensor in given:
+                # What is usual is done here and not by calls: the model waits, for each tensor of every call.
+                layout = place = None
+                if readings is not None and type(tensor) in PLAIN and tensor.layout is strided and not tensor.is_nested:
+                    keys = dispatch_keys(tensor).raw_repr()
+                    layout = layouts.get((keys, tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()))
+                    if layout is not None and layout.counted:
+                        if captured is None and layout.is_cuda:
+                            captured = digest.capturing()
+                        place = (tensor.untyped_storage()._cdata, tensor.data_ptr(), layout.view)
+                        was = readings.get(place)
+                        if (
+                            was is not None
+                            and was[0] == tensor._version
+                            and was[1] > after
+                            and not (captured or was[2].note)
+                        ):
+                            found.append((where, layout, was[2]))
+                            continue
+                if batch is None:
+                    batch = Batch(self._pending, captured)
+                found.append(self._record(batch, event, where, tensor, rows, keep, after, layout, place))
+        finally:
+            if batch is not None:
+                batch.launch()
+        return found
+
+    def _record(
+        self,
+        batch: Batch,
+        event: Event,
+        where: str,
+        tensor: Tensor,
+        rows: bool,
+        keep: bool,
+        after: int,
+        layout: Layout | None,
+        place: Place | None,
+    ) -> TensorRecord:
+        """``layout`` and ``place``, where they are known already: the second says that what lies there is not."""
+        local, placed = (tensor, "") if type(tensor) in PLAIN else _local_shard(tensor)
+        if layout is None:
+            layout = self._layouts.of(local)
+        record = TensorRecord(where, layout.dtype, layout.shape, layout.stride, layout.device, note=placed)
+        why = layout.why
+        if why is None and layout.is_cuda and batch.captured:
+            why = digest.CAPTURED
         if why is None:
-            shape, stride = tuple(local.shape), local.stride()
-        else:
-            stride = tuple(local.stride()) if local.layout is torch.strided and not local.is_nested else ()
-            shape = () if local.is_nested else tuple(local.shape)
-        record = TensorRecord(where, _dtype_name(tensor.dtype), shape, stride, _device_name(local.device), note=placed)
-        axis = self.options.batch_axis
-        lead = row_axes(shape, self.options.rows, axis) if rows and self.options.rows and why is None else 0
-        if lead:
-            record.row_shape, record.row_axis = shape[axis : axis + lead], axis
-        if why is None:
+            lead, axis = 0, self.options.batch_axis
+            if rows and self.options.rows:
+                lead = row_axes(layout.shape, self.options.rows, axis)
+                if lead:
+                    record.row_shape, record.row_axis = layout.shape[axis : axis + lead], axis
             try:
-                self._digest(record, event, local, lead, axis, after)
-                refused = self._kept.refuses(local.dtype) if keep else None
-                if refused is not None:
-                    record.note = f"{placed}; {refused}" if placed else refused
-                elif keep:
-                    record.kept = f"{event.start}.{event.phase}.{where}"
-                    self._kept.add(record.kept, local)
+                if place is not None and self._known is not None:
+                    reading = batch.add(local, layout)
+                    self._known.add(local, place, event.start, reading)
+                else:
+                    reading = self._reading(batch, event, local, layout, lead, axis, after)
+                self._unsettled.append((record, reading))
+                if keep:
+                    self._keep(record, event, where, local)
+                return record
             except (RuntimeError, NotImplementedError, TypeError) as error:
                 # A tensor class of somebody's own, or no memory left: the run that is being watched must go on.
                 why = f"not read: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
                 record.row_shape = record.row_axis = record.kept = None
-        if why is not None:
-            record.note = f"{placed}; {why}" if placed else why
+        record.note = f"{placed}; {why}" if placed else why
         return record
 
-    def _digest(self, record: TensorRecord, event: Event, tensor: Tensor, lead: int, axis: int, after: int) -> None:
-        known = self._known
-        place = None if known is None else place_of(tensor, lead, axis)
-        if known is None or place is None:
-            self._pending.add(record, tensor, lead, axis)
-            return
-        reading = known.find(place, after)
-        if reading is None:
-            known.add(tensor, place, event.start, self._pending.add(record, tensor, lead, axis))
+    def _keep(self, record: TensorRecord, event: Event, where: str, tensor: Tensor) -> None:
+        refused = self._kept.refuses(tensor.dtype)
+        if refused is None:
+            record.kept = f"{event.start}.{event.phase}.{where}"
+            self._kept.add(record.kept, tensor)
         else:
-            self._pending.join(record, reading)
+            record.note = f"{record.note}; {refused}" if record.note else refused
+
+    def _reading(
+        self, batch: Batch, event: Event, tensor: Tensor, layout: Layout, lead: int, axis: int, after: int
+    ) -> Reading:
+        known = self._known
+        if known is None or not layout.counted:
+            return batch.add(tensor, layout, lead, axis)
+        place = place_of(tensor, layout, lead, axis)
+        reading = known.find(place, tensor._version, after)
+        if reading is None:
+            reading = batch.add(tensor, layout, lead, axis)
+            known.add(tensor, place, event.start, reading)
+        return reading
 
     @property
     def error(self) -> RuntimeError | None:
@@ -155,7 +228,23 @@ class Recorder:
     def finish(self) -> list[Event]:
         """Read what is pending; the events in the order of their ends."""
         self._pending.read()
+        for record, reading in self._unsettled:
+            reading.settle(record)
+        self._unsettled.clear()
+        for event in self.events:
+            event.inputs, event.outputs = _settled(event.inputs), _settled(event.outputs)
         return sorted(self.events, key=lambda event: event.end)
+
+
+def _settled(found: list[Any]) -> list[TensorRecord]:
+    """Records in place of what stands for them."""
+    return [_made(*entry) if type(entry) is tuple else entry for entry in found]
+
+
+def _made(where: str, layout: Layout, reading: Reading) -> TensorRecord:
+    record = TensorRecord(where, layout.dtype, layout.shape, layout.stride, layout.device)
+    reading.settle(record)
+    return record
 
 
 def _local_shard(tensor: Tensor) -> tuple[Tensor, str]:
@@ -165,13 +254,3 @@ def _local_shard(tensor: Tensor) -> tuple[Tensor, str]:
     local = tensor._local_tensor  # type: ignore[attr-defined]
     placements = ", ".join(str(p) for p in tensor.placements)  # type: ignore[attr-defined]
     return local, f"{SHARD}{tuple(tensor.shape)}: {placements}"
-
-
-@functools.cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@functools.cache
-def _device_name(device: torch.device) -> str:
-    return str(device)

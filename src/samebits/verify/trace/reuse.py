@@ -9,77 +9,57 @@ never known. A write that torch does not count is not seen here; the README says
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from samebits.verify.trace.digest import PLAIN
+from samebits.verify.trace.layout import Layout
 from samebits.verify.trace.pending import Reading
 
 PRUNE = 4096
 """Storages after which those that are gone are dropped; from then on at twice as many as were left."""
-Place = tuple[int, int, tuple[Any, ...]]
-"""Identity of the storage, count of writes, and what of the storage a tensor shows with which digests were asked for."""
-
-
-@dataclass
-class _Storage:
-    alive: StorageWeakRef
-    readings: dict[tuple[Any, ...], tuple[int, int, Reading]] = field(default_factory=dict)
-    """The last reading of each view: count of writes, position in the trace, digests."""
+Place = tuple[Any, ...]
+"""Identity of a storage first, then what of it a tensor shows, and with which digests it was asked for."""
 
 
 class Known:
     """The last digest of every tensor that was read. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, _Storage] = {}
+        self.readings: dict[Place, tuple[int, int, Reading]] = {}
+        """The last one of each place: count of writes, position in the trace, digests."""
+        self._alive: dict[int, StorageWeakRef] = {}
         self._prune_at = PRUNE
         self._lock = threading.Lock()
 
-    def find(self, place: Place, after: int) -> Reading | None:
+    def find(self, place: Place, version: int, after: int) -> Reading | None:
         """The digests of what lies there now, where they were taken behind position ``after``."""
-        identity, version, view = place
-        storage = self._storages.get(identity)
-        if storage is None:
+        known = self.readings.get(place)
+        if known is None or known[0] != version or known[1] <= after or known[2].note:
             return None
-        known = storage.readings.get(view)
-        return known[2] if known is not None and known[0] == version and known[1] > after else None
+        return known[2]
 
     def add(self, tensor: Tensor, place: Place, position: int, reading: Reading) -> None:
         """``tensor``, which lies at ``place``, was read at ``position``."""
-        identity, version, view = place
         with self._lock:
-            storage = self._storages.get(identity)
-            if storage is None:
-                if len(self._storages) >= self._prune_at:
-                    self._storages = {at: s for at, s in self._storages.items() if not s.alive.expired()}
-                    self._prune_at = max(PRUNE, 2 * len(self._storages))
-                storage = self._storages[identity] = _Storage(StorageWeakRef(tensor.untyped_storage()))
-            storage.readings[view] = (version, position, reading)
+            if place[0] not in self._alive:
+                if len(self._alive) >= self._prune_at:
+                    self._prune()
+                self._alive[place[0]] = StorageWeakRef(tensor.untyped_storage())
+            self.readings[place] = (tensor._version, position, reading)
+
+    def _prune(self) -> None:
+        self._alive = {at: alive for at, alive in self._alive.items() if not alive.expired()}
+        self._prune_at = max(PRUNE, 2 * len(self._alive))
+        for place in [place for place in self.readings if place[0] not in self._alive]:
+            del self.readings[place]
 
 
-def place_of(tensor: Tensor, lead: int, axis: int) -> Place | None:
-    """Where the tensor lies and which version it is; None: nothing counts the writes to it.
+def place_of(tensor: Tensor, layout: Layout, lead: int = 0, axis: int = 0) -> Place:
+    """Where a tensor lies, the writes to which are counted.
 
     A digest is of bytes: dense tensors of the same bytes are one, whatever their shape and dtype, where no rows are asked for.
     """
-    if type(tensor) not in PLAIN or tensor.is_inference():
-        return None
-    view: tuple[Any, ...]
-    if not lead and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        view = (tensor.data_ptr(), tensor.nbytes)
-        return tensor.untyped_storage()._cdata, tensor._version, view
-    view = (
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        lead,
-        axis,
-    )
-    return tensor.untyped_storage()._cdata, tensor._version, view
+    place = tensor.untyped_storage()._cdata, tensor.data_ptr()
+    return (*place, layout.key, lead, axis) if lead else (*place, layout.view)

@@ -14,6 +14,7 @@ from torch import nn
 from samebits import catalogue, environment, observers
 from samebits.verify.trace import options as choices
 from samebits.verify.trace.attach import Attached
+from samebits.verify.trace.digest import PLAIN
 from samebits.verify.trace.file import Trace, header
 from samebits.verify.trace.keeping import Kept
 from samebits.verify.trace.kernels import Ranges
@@ -33,6 +34,8 @@ class Tracing:
         self._modules: list[Named] = []
         self._exits = contextlib.ExitStack()
         self._open = False
+        self._places: dict[tuple[str, bool], tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
+        """By operator and direction: its path, names of what it takes and returns."""
 
     @property
     def bytes_read(self) -> int:
@@ -108,19 +111,33 @@ class Tracing:
     ) -> None:
         """One of our operators ran; see :mod:`samebits.observers`."""
         recorder = self._recorder
-        if recorder.closed or any(type(t).__name__ == "FakeTensor" for t in results):
+        if recorder.closed:
             return
-        with self._ranges.own():
+        for result in results:
+            if type(result) not in PLAIN and type(result).__name__ == "FakeTensor":
+                return
+        if self._ranges.wanted:
+            with self._ranges.own():
+                self._ran(operator, backward, tensors, results, decision)
+        else:
+            self._ran(operator, backward, tensors, results, decision)
+
+    def _ran(
+        self, operator: str, backward: bool, tensors: Sequence[Any], results: Sequence[Any], decision: Any
+    ) -> None:
+        recorder = self._recorder
+        places = self._places.get((operator, backward))
+        if places is None:
             path = f"samebits::{operator}{'_backward' if backward else ''}"
-            event = recorder.event("operator", "backward" if backward else recorder.phase(), path)
-            # Not inputs: where the contract differs, the operator is what made the difference.
-            event.cls, event.note = decision.choice.backend, f"contract {decision.call.contract}"
-            taken, returned = catalogue.tensors(operator, backward)
-            given = [(place, t) for place, t in zip(taken, tensors, strict=True) if t is not None]
-            event.inputs = [recorder.record(event, place, t) for place, t in given]
-            made = zip(returned, results, strict=True)
-            event.outputs = [recorder.record(event, place, t, after=event.start) for place, t in made]
-            recorder.emit(event)
+            places = self._places[operator, backward] = path, *catalogue.tensors(operator, backward)
+        path, taken, returned = places
+        event = recorder.event("operator", "backward" if backward else recorder.phase(), path)
+        # Not inputs: where the contract differs, the operator is what made the difference.
+        event.cls, event.note = decision.choice.backend, f"contract {decision.call.contract}"
+        given = [(place, t) for place, t in zip(taken, tensors, strict=True) if t is not None]
+        event.inputs = recorder.records(event, given)
+        event.outputs = recorder.records(event, zip(returned, results, strict=True), after=event.start)
+        recorder.emit(event)
 
 
 def trace(
@@ -135,6 +152,7 @@ def trace(
     parameters: bool = True,
     kernels: bool = False,
     reuse: bool = True,
+    passed_over: bool = False,
 ) -> Tracing:
     """Record digests of everything that the modules of ``model`` take and return, forward and backward, while a block runs.
 
@@ -146,7 +164,9 @@ def trace(
     to the host at once). ``rows``: digests of rows too; True takes one axis, a number that many, from ``batch_axis`` on.
     ``gradients``, ``parameters``: leave them out with False. ``kernels``: names of what each call launched, by the profiler.
     ``reuse``: a tensor that was read is not read again until torch has counted a write to it; False reads at every call, which
-    also shows writes that torch does not count.
+    also shows writes that torch does not count. ``passed_over``: a model that samebits.patch has changed runs some modules as a
+    part of another operation; True runs them by themselves as well, for the trace alone, so that it has what a trace of the
+    unpatched model has.
 
     Raises TypeError for nn.DataParallel or what is no module, ValueError for options that cannot be, OSError where ``out`` cannot
     be written; all before the block runs.
@@ -156,7 +176,7 @@ def trace(
     path = None if out is None else Path(out)
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in")
-    made = choices.make(modules, tensors, rows, batch_axis, gradients, parameters, kernels, reuse)
+    made = choices.make(modules, tensors, rows, batch_axis, gradients, parameters, kernels, reuse, passed_over)
     return Tracing(model, path, made)
 
 
