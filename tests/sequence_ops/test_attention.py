@@ -21,6 +21,7 @@ import samebits
 from samebits.dispatch import DeviceInfo, UnsupportedError
 from samebits.exact.bits import bits
 from samebits.sequence_ops.attention import contracts, golden, op, reference
+from samebits.sequence_ops.attention.checks import Problem
 
 CONTRACTS = tuple(contracts.RECIPES)
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.6e-3}
@@ -175,7 +176,7 @@ def test_the_contracts_differ() -> None:
 def test_another_order_of_key_blocks_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(20, 200)
     out, lse = samebits.attention(q, k, v, contract="cudnn")
-    other = dataclasses.replace(contracts.CUDNN, kv_block=64)
+    other = dataclasses.replace(contracts.CUDNN, kv_blocks=((64, 64), (128, 64)))
     monkeypatch.setitem(contracts.RECIPES, "cudnn", other)
     changed, changed_lse = samebits.attention(q, k, v, contract="cudnn")
     assert not same(changed, out)
@@ -200,10 +201,10 @@ def test_the_four_sums_of_a_row() -> None:
     p = torch.rand(1, 128, generator=torch.Generator().manual_seed(3))
     start, a = torch.rand(1, 4), torch.rand(1)
     for recipe in contracts.RECIPES.values():
-        block = p[:, : recipe.kv_block]
+        block = p[:, : recipe.kv_block(128)]
         found = reference._row_sums(recipe, start, a, block)
         for i in range(4):
-            owned = [block[0, 8 * j + 2 * i + e] for j in range(recipe.kv_block // 8) for e in (0, 1)]
+            owned = [block[0, 8 * j + 2 * i + e] for j in range(recipe.kv_block(128) // 8) for e in (0, 1)]
             if recipe.last_block_first:
                 acc = (start[0, i].double() * a[0].double() + owned[0].double()).float()
                 for value in owned[1:]:
@@ -218,7 +219,7 @@ def test_the_four_sums_of_a_row() -> None:
 
 DIGESTS = {
     "cudnn": "4402abff3d29cc7d77b92cf8d6cf0b15bc934dc6d518a5f726a096d38809c507",
-    "fa2": "788082556d6eddf597ba2bae059876709db226ffbeb30c60f897a4f076a9b435",
+    "fa2": "3cb1a072452006cabe921ccb1a083a454f30ee261b20d966390ccca600cd084a",
 }
 """Of out, lse and the gradients on a CPU, where all is IEEE arithmetic, the model of the tensor core, and tables."""
 
@@ -423,16 +424,16 @@ def test_every_launch_of_the_cuda_kernels_fits_into_a_multiprocessor() -> None:
     asked = []
     for head_dim in contracts.HEAD_DIMS:
         for recipe in contracts.RECIPES.values():
-            for plan in cuda.plans(recipe, head_dim, False, 65):
-                asked.append(cuda._launch(recipe, plan, head_dim, False, "bfloat16", 7, 4))
-        for plan in cuda_backward.plans():
-            kind = (head_dim, False, "bfloat16", (7, 4))
+            for plan in cuda.plans(recipe, head_dim, False, 65, 1):
+                asked.append(cuda._launch(recipe, plan, head_dim, False, "bfloat16", False, (7, 4)))
+        for plan in cuda_backward.plans(head_dim, False, 65):
+            kind = (head_dim, False, "bfloat16", False, (7, 4))
             asked.append(cuda_backward._launch("attention_grad_keys", plan.by_key, *kind))
             asked.append(cuda_backward._launch("attention_grad_queries", plan.by_query, *kind))
     assert max(launch.shared for launch in asked) <= H200.shared_bytes
     assert min(launch.shared for launch in asked) > 64 * 1024
     assert {launch.grid for launch in asked} == {(7, 4)}
-    too_much = cuda._launch(contracts.CUDNN, cuda.Plan(3, 4), 128, False, "bfloat16", 7, 4)
+    too_much = cuda._launch(contracts.CUDNN, cuda.Plan(3, 4), 128, False, "bfloat16", False, (7, 4))
     assert too_much.shared > H200.shared_bytes, "the bound can fail"
 
 
@@ -441,10 +442,9 @@ def test_what_the_copy_engine_can_read() -> None:
     from samebits.sequence_ops.attention.hopper import unreadable, unsuited
 
     q, k, v = inputs(4, 6, batch=2)
-    assert unsuited(90, False, q, k, v) is None
-    assert "9.0" in unsuited(100, False, q, k, v)
-    assert "documents" in unsuited(90, True, q, k, v)
-    assert "nothing" in unsuited(90, False, q, k[:, :0], v[:, :0])
+    assert unsuited(90, q, k, v) is None
+    assert "9.0" in unsuited(100, q, k, v)
+    assert "nothing" in unsuited(90, q, k[:, :0], v[:, :0])
     assert unreadable(q, k, v) is None
     assert unreadable(q[:1].expand(1, -1, -1, -1), k, v) is None, "an axis of one element has no stride that counts"
     assert "multiples of 16 bytes" in unreadable(torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), k, v)
@@ -471,7 +471,7 @@ def test_boxes_hold_the_rows_of_one_head(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_the_cuda_kernels_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grids, boxes, sizes and numbers as the kernels' parameters name them, in their order."""
+    """Grids, boxes, bounds, sizes and numbers as the kernels' parameters name them, in their order."""
     from samebits.sequence_ops.attention import cuda, cuda_backward, hopper
 
     found = []
@@ -481,9 +481,10 @@ def test_what_the_cuda_kernels_are_given(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(module, "launch", lambda *arguments: found.append(arguments))
     q, k, v = inputs(300, 500, 6, 2, 128, 2)
     problem = op.check("attention", q, k, v, None, None, 0.5, "fa2")
-    (plan,) = cuda.plans(contracts.FA2, 128, True, 300)
-    out, lse = cuda.forward(problem, contracts.FA2, plan, q, k, v, True, 0.5)
-    cuda_backward.backward(problem, cuda_backward.plans()[0], q, k, v, out, lse, q, True, 0.5, (True, True))
+    plan, few = cuda.plans(contracts.FA2, 128, True, 300, 3)
+    out, lse = cuda.forward(problem, contracts.FA2, plan, q, k, v, None, None, True, 0.5)
+    backward = cuda_backward.SMALL
+    cuda_backward.backward(problem, backward, q, k, v, out, lse, q, None, None, True, 0.5, (True, True))
     forward, by_key, by_query = found
     of_q, of_k = ("map", (2, 6, 2, 300, 64)), ("map", (2, 2, 2, 500, 64))
 
@@ -498,17 +499,50 @@ def test_what_the_cuda_kernels_are_given(monkeypatch: pytest.MonkeyPatch) -> Non
     assert forward[1:4] == ((*of_q, 128), (*of_k, 64), (*of_k, 64))
     assert forward[4] is out
     assert forward[5] is lse
-    assert forward[6:10] == (300, 500, 6, 3)
-    assert [fp64(word) for word in forward[10:]] == [*numbers, contracts.LN_2]
+    assert forward[6:13] == (0, 0, 2, 300, 500, 6, 3)
+    assert [fp64(word) for word in forward[13:]] == [*numbers, contracts.LN_2]
     assert by_key[0].grid == (2 * 4, 2)
     assert by_key[1:5] == ((*of_q, 64), (*of_k, 128), (*of_k, 128), (*of_q, 64))
     assert by_query[0].grid == (2 * 3, 6)
     assert by_query[1:5] == ((*of_q, 128), (*of_k, 64), (*of_k, 64), (*of_q, 128))
     for arguments, results in ((by_key, [k.shape] * 2), (by_query, [q.shape])):
         assert arguments[5] is arguments[6] is lse
-        assert [t.shape for t in arguments[7:-7]] == results
-        assert arguments[-7:-3] == (300, 500, 6, 3)
+        assert [t.shape for t in arguments[7:-10]] == results
+        assert arguments[-10:-3] == (0, 0, 2, 300, 500, 6, 3)
         assert [fp32(word) for word in arguments[-3:]] == [*numbers, contracts.LOG2_E]
+
+    found.clear()  # few queries: 21 of three heads are 63 rows
+    cuda.forward(problem, contracts.FA2, few, q, k, v, None, None, True, 0.5)
+    assert found[0][0].grid == (2 * 15, 2)
+    assert found[0][1] == ("map", (2, 2, 300, 6, 64), 3)
+
+    found.clear()  # packed: the kernels find a tile's document, so its bounds are all that they get
+    q, k, v = inputs(300, 500, 6, 2, 128)
+    cu_q, cu_k = torch.tensor([0, 1, 300]), torch.tensor([0, 0, 500])
+    problem = op.check("attention", q, k, v, cu_q, cu_k, 0.5, "fa2")
+    cuda.forward(problem, contracts.FA2, plan, q, k, v, cu_q, cu_k, True, 0.5)
+    cuda_backward.backward(problem, backward, q, k, v, out, lse, q, cu_q, cu_k, True, 0.5, (True, True))
+    assert [arguments[0].grid for arguments in found] == [(2 + 2, 6), (3 + 2, 2), (2 + 2, 6)]
+    for arguments, at in zip(found, (6, 9, 8), strict=True):
+        assert arguments[at] is cu_q
+        assert arguments[at + 1] is cu_k
+        assert arguments[at + 2 : at + 7] == (2, 300, 500, 6, 3)
+
+
+def test_the_tiles_of_documents_have_room() -> None:
+    """Document d works in the programs from bounds[d] // tile + d on: never more than there are, whatever the bounds."""
+    generator = torch.Generator().manual_seed(5)
+    for tile in (21, 64, 128, 192):
+        for _ in range(50):
+            lengths = torch.randint(0, 3 * tile, (7,), generator=generator) * torch.randint(
+                0, 2, (7,), generator=generator
+            )
+            bounds = [0, *lengths.cumsum(0).tolist()]
+            problem = Problem(1, bounds[-1], bounds[-1], 2, 2, 64, True, len(lengths))
+            starts = [bound // tile + d for d, bound in enumerate(bounds)]
+            assert all(b - a >= -(-int(n) // tile) for a, b, n in zip(starts, starts[1:], lengths, strict=False))
+            assert problem.programs(bounds[-1], tile) == starts[-1]
+    assert Problem(3, 130, 1, 2, 2, 64, False, 3).programs(130, 128) == 3 * 2
 
 
 def test_which_kernel_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,7 +555,15 @@ def test_which_kernel_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     many, few = inputs(65, 65), inputs(64, 65)
     assert backend(None, *many) == backend("cuda", *many) == backend("cuda", *few) == "cuda"
-    assert backend(None, *few) == backend("triton", *many) == "triton"
+    assert backend(None, *few) == "cuda"
+    assert chosen(None, *few).choice.plan.groups == 1
+    assert chosen(None, *many).choice.plan.groups == 2
+    assert chosen(None, *few, backward=True).choice.backend == backend("triton", *many) == "triton"
+    shared = (
+        torch.empty(1, 3, 65, 64, dtype=torch.half),
+        *(torch.empty(1, 3, 1, 64, dtype=torch.half) for _ in range(2)),
+    )
+    assert backend(None, *shared) == "triton", "a tile has no room for the heads of a group"
     odd = (many[0], *(torch.empty(1, 65, 1, 68, dtype=t.dtype)[..., :64] for t in many[1:]))
     with pytest.warns(UserWarning, match="slower backend 'triton': the copy engine"):
         assert backend(None, *odd) == "triton"
@@ -530,14 +572,16 @@ def test_which_kernel_runs_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with samebits.policy("strict"), pytest.raises(UnsupportedError, match="policy 'strict' forbids this call"):
         backend(None, *odd)
     with samebits.policy("strict"):
-        assert backend(None, *few) == "triton", "as a matter of course"
+        assert chosen(None, *few, backward=True).choice.backend == "triton", "as a matter of course"
 
 
 def test_every_forced_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what an observer and ``explain`` see: the sizes, the contract, who was passed over."""
+    from samebits.sequence_ops.attention import cuda_backward
+
     monkeypatch.setattr(op.devices, "info", lambda device: DeviceInfo("cuda", 90))
     monkeypatch.setattr(op.devices, "missing", lambda backend: None)
-    for backend, backward, count in (("cuda", False, 1), ("cuda", True, 2), ("triton", False, 2), ("triton", True, 3)):
+    for backend, backward, count in (("cuda", False, 2), ("cuda", True, 2), ("triton", False, 2), ("triton", True, 3)):
         found = []
         for index in range(count + 1):
             with samebits.force_plan(index):
@@ -545,7 +589,10 @@ def test_every_forced_plan_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({decision.choice.plan for decision in found}) == count
         assert found[0].choice.plan == found[-1].choice.plan
         assert dict(found[0].call.sizes) == {"B": 1, "S_q": 65, "S_k": 70, "H": 4, "H_kv": 2, "D": 64}
-    small = chosen(None, *inputs(3, 70))
+    for head_dim, causal, few, many in ((128, False, 4607, 4608), (128, True, 3071, 3072), (64, True, 9, None)):
+        small, large = cuda_backward.plans(head_dim, causal, few)
+        assert many is None or cuda_backward.plans(head_dim, causal, many) == (large, small)
+    small = chosen(None, *inputs(3, 70), backward=True)
     assert "up to 64 queries" in small.choice.rejected[0]
 
 
@@ -578,7 +625,7 @@ def test_every_plan_gives_the_bits_of_the_reference(
         gradients = samebits.attention_backward(grad, q, k, v, out, lse, backend="reference", **options)
         for plan in range(3):
             with samebits.force_plan(plan):
-                for backend in ("cuda", "triton") if cu is None else ("triton",):
+                for backend in ("cuda", "triton"):
                     found, found_lse = samebits.attention(q, k, v, backend=backend, **options)
                     results = samebits.attention_backward(grad, q, k, v, out, lse, backend=backend, **options)
                     assert same(found, out)
@@ -595,13 +642,14 @@ def test_both_kernels_have_the_same_bits(contract: str, causal: bool, dtype: tor
     sizes = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 385, 1000)
     shapes = [(s, s, 4, 4, 1) for s in sizes] + [(s, 1, 2, 1, 2) for s in (1, 130)] + [(1, s, 2, 1, 2) for s in sizes]
     shapes += [(100, 1000, 6, 2, 2), (1000, 100, 6, 2, 2), (300, 4000, 8, 1, 1), (2050, 2050, 3, 3, 3)]
+    shapes += [(s, 700, 14, 2, 2) for s in (1, 9, 10)] + [(1, 700, 64, 1, 1)]  # seven heads, and all rows of a tile
     for queries, keys, heads, kv_heads, batch in shapes:
         q, k, v = inputs(queries, keys, heads, kv_heads, head_dim, batch, dtype, seed=queries, device="cuda")
         options = {"causal": causal, "contract": contract}
         grad = torch.randn_like(q)
         expected = samebits.attention(q, k, v, backend="triton", **options)
         gradients = samebits.attention_backward(grad, q, k, v, *expected, backend="triton", **options)
-        for plan in range(2):
+        for plan in range(3):
             with samebits.force_plan(plan):
                 found = samebits.attention(q, k, v, backend="cuda", **options)
                 results = samebits.attention_backward(grad, q, k, v, *expected, backend="cuda", **options)
@@ -617,27 +665,53 @@ def test_other_documents_are_never_read(contract: str, causal: bool) -> None:
     bounds_q, bounds_k = (0, 100, 100, 330, 400), (0, 70, 80, 410, 700)
     q, k, v = inputs(400, 700, 4, 2, 128, device="cuda")
     grad = torch.randn_like(q)
+    cu, cu_k = (torch.tensor(bounds, device="cuda") for bounds in (bounds_q, bounds_k))
+    packing = {"cu_seqlens": cu, "cu_seqlens_k": cu_k}
     for i, (own_q, own_k) in enumerate(zip(pairwise(bounds_q), pairwise(bounds_k), strict=True)):
-        tensors = [t.clone() for t in (q, k, v)]
-        for tensor, (start, stop), fill in zip(
-            tensors, (own_q, own_k, own_k), (math.nan, math.inf, -math.inf), strict=True
-        ):
-            tensor[:, :start] = fill
-            tensor[:, stop:] = fill
-        cu, cu_k = (torch.tensor(bounds, device="cuda") for bounds in (bounds_q, bounds_k))
-        options = {"causal": causal, "contract": contract, "backend": "triton"}
+        places = (own_q, own_q, own_k, own_k)
+        tensors = [torch.full_like(t, fill) for t, fill in zip((grad, q, k, v), WILD, strict=True)]
+        for tensor, own, at in zip(tensors, (grad, q, k, v), places, strict=True):
+            tensor[:, slice(*at)] = own[:, slice(*at)]
+        own_grad, *own = [t[:, slice(*at)] for t, at in zip((grad, q, k, v), places, strict=True)]
+        for backend, plan in (("cuda", 0), ("cuda", 1), ("cuda", 2), ("triton", 0), ("triton", 1)):
+            options = {"causal": causal, "contract": contract, "backend": backend}
+            with samebits.force_plan(plan):
+                out, lse = samebits.attention(*tensors[1:], **packing, **options)
+                gradients = samebits.attention_backward(*tensors, out, lse, **packing, **options)
+            options["backend"] = "triton"
+            alone, alone_lse = samebits.attention(*own, **options)
+            results = samebits.attention_backward(own_grad, *own, alone, alone_lse, **options)
+            assert same(out[:, slice(*own_q)], alone), (i, backend, plan)
+            assert same(lse[:, :, slice(*own_q)], alone_lse), (i, backend, plan)
+            for ours, theirs, at in zip(gradients, results, (own_q, own_k, own_k), strict=True):
+                assert same(ours[:, slice(*at)], theirs), (i, backend, plan)
+
+
+WILD = (math.nan, math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_documents_find_their_tiles(causal: bool) -> None:
+    """More than a warp compares at once, and than it compares in two rounds; each kernel searches in its own way."""
+    for count in (33, 1100):
+        lengths = torch.randint(0, 12, (count,), generator=torch.Generator().manual_seed(count))
+        lengths[count // 2] = 300
+        cu = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        q, k, v = inputs(int(cu[-1]), int(cu[-1]), 4, 2, 64, device="cuda")
+        packing = {"cu_seqlens": cu.to("cuda"), "causal": causal}
+        expected = samebits.attention(q, k, v, backend="triton", **packing)
+        gradients = samebits.attention_backward(q, q, k, v, *expected, backend="triton", **packing)
         for plan in range(2):
             with samebits.force_plan(plan):
-                packing = {"cu_seqlens": cu, "cu_seqlens_k": cu_k}
-                out, lse = samebits.attention(*tensors, **packing, **options)
-                gradients = samebits.attention_backward(grad, *tensors, out, lse, **packing, **options)
-            own = [t[:, slice(*at)] for t, at in zip((q, k, v), (own_q, own_k, own_k), strict=True)]
-            alone, alone_lse = samebits.attention(*own, **options)
-            results = samebits.attention_backward(grad[:, slice(*own_q)], *own, alone, alone_lse, **options)
-            assert same(out[:, slice(*own_q)], alone), i
-            assert same(lse[:, :, slice(*own_q)], alone_lse), i
-            for ours, theirs, at in zip(gradients, results, (own_q, own_k, own_k), strict=True):
-                assert same(ours[:, slice(*at)], theirs), i
+                assert all(map(same, samebits.attention(q, k, v, backend="cuda", **packing), expected))
+                found = samebits.attention_backward(q, q, k, v, *expected, backend="cuda", **packing)
+            assert all(map(same, found, gradients))
+        for document in (0, 1, count // 2, count - 1):
+            at = slice(int(cu[document]), int(cu[document + 1]))
+            if at.stop > at.start:
+                alone = samebits.attention(q[:, at], k[:, at], v[:, at], causal=causal, backend="triton")
+                assert same(expected[0][:, at], alone[0]), document
 
 
 @pytest.mark.gpu

@@ -8,34 +8,36 @@
 // The bits are those of reference.py: every product is a chain over ascending k16 steps in one FP32 accumulator, key blocks come in
 // the contract's order, and tiles, stages and turns only move work.
 //
-// Defines: D (64, 128), KEYS and FA2 (128, 0 or 64, 1), CAUSAL, ELEMENT (1 BF16, 2 FP16), GROUPS (2, 3), STAGES.
-#include "boxes.cuh"
+// Defines: D (64, 128), KEYS and FA2 (128, 0 or 64, 1), CAUSAL, PACKED, ELEMENT (1 BF16, 2 FP16), GROUPS (2, 3), STAGES.
 #include "mma.cuh"
+#include "place.cuh"
 #include "softmax.cuh"
 
 constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1);
 constexpr int QUERY_BYTES = ROWS * D * 2, BLOCK_BYTES = KEYS * D * 2;
-constexpr bool BESIDE = GROUPS == 2 || KEYS + D < 256;  // registers for the scores of one block beside p of another
+constexpr bool FEW = GROUPS == 1;                       // queries: the rows of a tile are those of all heads of a group
+constexpr bool BESIDE = GROUPS == 2 || KEYS + D < 256 || FEW;  // registers for the scores of one block beside p of another
 constexpr int TURN = 1;                                 // and on: names of barriers, one for each warpgroup
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_forward(const __grid_constant__ tma::Map q, const __grid_constant__ tma::Map k,
-                      const __grid_constant__ tma::Map v, element* out, float* lse, i64 SQ, i64 SK, i64 head_count, i64 group_size,
-                      double c_wide, double scale_wide, double ln2_wide) {  // numbers that FP32 holds
+                      const __grid_constant__ tma::Map v, element* out, float* lse, const i64* cu_q, const i64* cu_k, i64 documents,
+                      i64 SQ, i64 SK, i64 heads, i64 group_size, double c_wide, double scale_wide,
+                      double ln2_wide) {  // numbers that FP32 holds
+  const int group = FEW ? (int)group_size : 1, size = FEW ? ROWS / group : ROWS;  // heads, and queries, of a tile
+  const Place at = place_of<CAUSAL>(size, cu_q, cu_k, documents, SQ, SK);
+  if (!at.here) return;
   extern __shared__ char dynamic[];
   const unsigned q_at = (shared_address(dynamic) + 1023) & ~1023u, k_at = q_at + QUERY_BYTES, v_at = k_at + STAGES * BLOCK_BYTES,
                  q_full = v_at + STAGES * BLOCK_BYTES, k_full = q_full + 8, v_full = k_full + 8 * STAGES,
-                 k_empty = v_full + 8 * STAGES, v_empty = k_empty + 8 * STAGES;
-  const int queries = (int)SQ, keys = (int)SK, heads = (int)head_count;
-  const int per_sequence = (queries + ROWS - 1) / ROWS, batch = blockIdx.x / per_sequence;
-  int tile = blockIdx.x - batch * per_sequence;
-  if (CAUSAL) tile = per_sequence - 1 - tile;  // those that have most to do first
-  const int head = blockIdx.y, kv_head = head / (int)group_size;
+                 k_empty = v_full + 8 * STAGES, v_empty = k_empty + 8 * STAGES, copied = v_empty + 8 * STAGES;
+  const int queries = at.count, keys = at.other_count, first_query = at.tile * size;
+  const int first_head = blockIdx.y * group, kv_head = FEW ? blockIdx.y : first_head / (int)group_size;
   const int shift = keys - queries;  // causal: query i sees the keys up to i + shift
-  const int end = CAUSAL ? max(0, min(keys, (tile + 1) * ROWS + shift)) : keys;
+  const int end = CAUSAL ? max(0, min(keys, first_query + size + shift)) : keys;
   const int blocks = (end + KEYS - 1) / KEYS;
   if (threadIdx.x == 0) {
-    tma::init(q_full, 1);
+    tma::init(q_full, 1), tma::init(copied, 1);
     for (int i = 0; i < STAGES; ++i) {
       tma::init(k_full + 8 * i, 1);
       tma::init(v_full + 8 * i, 1);
@@ -49,37 +51,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
   if (warpgroup == 0) {  // --- copies
-    wgmma::fewer_registers<GROUPS == 2 ? 24 : 32>();
-    if (threadIdx.x == 0 && blocks > 0) {
-      tma::expect(q_full, QUERY_BYTES);
-      load_box(q_at, q, q_full, tile * ROWS, head, batch);
+    if constexpr (!FEW) wgmma::fewer_registers<GROUPS == 2 ? 24 : 32>();
+    if (threadIdx.x < 32 && blocks > 0) {
+      const bool asks = threadIdx.x == 0;
+      if (asks) {
+        if constexpr (FEW) {
+          tma::expect(q_full, size * group * D * 2);
+          for (int i = 0; i < D / 64; ++i) load_heads(q_at + i * ROWS * LINE, q, q_full, i, at.first + first_query, first_head, at.batch);
+        } else {
+          tma::expect(q_full, QUERY_BYTES);
+          load_box(q_at, q, q_full, at.first + first_query, first_head, at.batch);
+        }
+      }
       for (int step = 0; step <= blocks; ++step) {
         if (step < blocks) {  // the keys of this block
-          const int stage = step % STAGES;
+          const int stage = step % STAGES, first = (FA2 ? blocks - 1 - step : step) * KEYS;
           tma::wait(k_empty + 8 * stage, (step / STAGES & 1) ^ 1);
-          tma::expect(k_full + 8 * stage, BLOCK_BYTES);
-          load_box(k_at + stage * BLOCK_BYTES, k, k_full + 8 * stage, (FA2 ? blocks - 1 - step : step) * KEYS, kv_head, batch);
+          if (asks) {
+            tma::expect(k_full + 8 * stage, BLOCK_BYTES);
+            load_box(k_at + stage * BLOCK_BYTES, k, k_full + 8 * stage, at.other_first + first, kv_head, at.batch);
+          }
         }
         if (step > 0) {  // the values of the one before
-          const int stage = (step - 1) % STAGES;
+          const int stage = (step - 1) % STAGES, first = (FA2 ? blocks - step : step - 1) * KEYS;
+          const unsigned box = v_at + stage * BLOCK_BYTES, full = v_full + 8 * stage;
+          const bool clears = PACKED && keys - first < KEYS;  // one block of a sequence
           tma::wait(v_empty + 8 * stage, ((step - 1) / STAGES & 1) ^ 1);
-          tma::expect(v_full + 8 * stage, BLOCK_BYTES);
-          load_box(v_at + stage * BLOCK_BYTES, v, v_full + 8 * stage, (FA2 ? blocks - step : step - 1) * KEYS, kv_head, batch);
+          if (asks) {
+            tma::expect(clears ? copied : full, BLOCK_BYTES);
+            load_box(box, v, clears ? copied : full, at.other_first + first, kv_head, at.batch);
+          }
+          if (clears) {
+            tma::wait(copied, 0);
+            clear_rows<KEYS>(box, keys - first);
+            tma::written_for_async();
+            __syncwarp();
+            if (asks) tma::arrive(full);
+          }
         }
       }
     }
   } else {  // --- products
-    wgmma::more_registers<GROUPS == 2 ? 240 : 160>();
+    if constexpr (!FEW) wgmma::more_registers<GROUPS == 2 ? 240 : 160>();
     const float c = (float)c_wide;
     const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32, quad = lane % 4;
-    const int row = tile * ROWS + mine * 64 + warp * 16 + lane / 4;
+    // The query of a row of the tile, and its head, which is none behind the last.
+    auto query_of = [&](int row) { return first_query + (FEW ? row / group : row); };
+    auto head_of = [&](int row) { return first_head + (FEW ? row % group : 0); };
+    auto here = [&](int row) { return query_of(row) < queries && (!FEW || row < size * group); };
+    const int row = mine * 64 + warp * 16 + lane / 4;
     Rows rows;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.m[r] = -INFINITE, rows.sum[r] = 0.0f, rows.a[r] = 0.0f;
-      rows.last[r] = CAUSAL ? min(row + 8 * r + shift, keys - 1) : keys - 1;
+      rows.last[r] = CAUSAL ? min(query_of(row + 8 * r) + shift, keys - 1) : keys - 1;
     }
-    const int seen_by_all = CAUSAL ? max(0, min(keys, tile * ROWS + mine * 64 + 1 + shift)) : keys;
+    const int seen_by_all = CAUSAL ? max(0, min(keys, query_of(mine * 64) + 1 + shift)) : keys;
     const int seen = min(seen_by_all / KEYS, blocks);  // blocks without a mask
     float o[D / 2], s[KEYS / 2];
     unsigned p[KEYS / 16][4];
@@ -116,13 +143,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // The scores of block `step` beside p v of the one before it.
     auto beside = [&](int step, auto masked) {
       const int k_stage = step % STAGES, v_stage = (step - 1) % STAGES;
-      tma::meet(TURN + mine, 256);
+      if (!FEW) tma::meet(TURN + mine, 256);
       wgmma::pin(s), wgmma::pin(o);
       wgmma::fence();
       ask_scores(k_stage);
       tma::wait(v_full + 8 * v_stage, (step - 1) / STAGES & 1);
       ask_values(v_stage);
-      tma::come(TURN + (mine + 1) % GROUPS, 256);
+      if (!FEW) tma::come(TURN + (mine + 1) % GROUPS, 256);
       wgmma::wait<1>();
       wgmma::pin(s);
       release(k_empty + 8 * k_stage);
@@ -170,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     };
 
     if (blocks > 0) {
-      if (BESIDE && mine == GROUPS - 1) tma::come(TURN, 256);
+      if (BESIDE && !FEW && mine == GROUPS - 1) tma::come(TURN, 256);
       tma::wait(q_full, 0);
       if constexpr (BESIDE) {
         tma::wait(k_full, 0);
@@ -207,10 +234,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const float total = total_of(rows.sum[r]);
       nothing[r] = total == 0.0f;
       inverse[r] = inverse_of(total);
-      const int query = row + 8 * r;
-      if (quad == 0 && query < queries) {
+      if (quad == 0 && here(row + 8 * r)) {
         const float logs = add(mul(rows.m[r], scale), mul(log2_portable(nothing[r] ? 1.0f : total), ln2));
-        lse[((i64)batch * heads + head) * queries + query] = nothing[r] ? -INFINITE : logs;
+        lse[((i64)at.batch * heads + head_of(row + 8 * r)) * SQ + at.first + query_of(row + 8 * r)] = nothing[r] ? -INFINITE : logs;
       }
     }
     // Through shared memory, where this warp's queries lay, with the swizzle that keeps its banks apart, into whole lines.
@@ -220,21 +246,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const int r = i % 2, piece = i / 2;  // of 8 elements, 16 bytes
       const float low = nothing[r] ? 0.0f : mul(o[2 * i], inverse[r]), high = nothing[r] ? 0.0f : mul(o[2 * i + 1], inverse[r]);
       const int line = warp * 16 + lane / 4 + 8 * r;
-      const unsigned at = scratch + piece / 8 * ROWS * LINE + line * LINE + ((piece % 8 ^ line % 8) * 16 + quad * 4);
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair_of(low, high)) : "memory");
+      const unsigned from = scratch + piece / 8 * ROWS * LINE + line * LINE + ((piece % 8 ^ line % 8) * 16 + quad * 4);
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(from), "r"(pair_of(low, high)) : "memory");
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {  // 32 pieces at a time of this warp's 16 rows
       const int index = i * 32 + lane, piece = index % (D / 8), line = warp * 16 + index / (D / 8);
-      const int query = tile * ROWS + mine * 64 + line;
-      const unsigned at = scratch + piece / 8 * ROWS * LINE + line * LINE + ((piece % 8 ^ line % 8) * 16);
+      const int place = mine * 64 + line;
+      const unsigned from = scratch + piece / 8 * ROWS * LINE + line * LINE + ((piece % 8 ^ line % 8) * 16);
       uint4 eight;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                   : "r"(at)
+                   : "r"(from)
                    : "memory");
-      if (query < queries) *reinterpret_cast<uint4*>(out + (((i64)batch * queries + query) * heads + head) * D + piece * 8) = eight;
+      const i64 to = (((i64)at.batch * SQ + at.first + query_of(place)) * heads + head_of(place)) * D + piece * 8;
+      if (here(place)) *reinterpret_cast<uint4*>(out + to) = eight;
     }
   }
 }

@@ -36,6 +36,16 @@ class Problem:
         """Query heads that share a key head."""
         return self.heads // self.kv_heads
 
+    @property
+    def queries_each(self) -> int:
+        """Queries of a sequence, on average: what a document has is not read here."""
+        return self.queries // self.documents if self.packed else self.queries
+
+    def programs(self, length: int, tile: int) -> int:
+        """Tiles of all sequences, of ``length`` positions in a batch entry. Packed, an upper bound that waits for no bounds:
+        the kernels give document d those from ``cu_seqlens[d] // tile + d`` on, which is always enough."""
+        return length // tile + self.documents if self.packed else self.batch * -(-length // tile)
+
 
 def check(
     title: str,

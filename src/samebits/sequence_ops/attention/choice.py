@@ -14,10 +14,8 @@ from samebits.runtime import device as devices
 from samebits.sequence_ops.attention import hopper
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.contracts import NAME, Recipe
+from samebits.sequence_ops.attention.hopper import FEW_QUERIES
 from samebits.sequence_ops.attention.spec import SPEC
-
-FEW_QUERIES = 64
-"""Up to these a tile of the CUDA kernels would mostly be empty, and the other backend's is smaller."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def decide(
             continue
         why = dispatch.unable(backend, info, devices.missing(backend.name) if backend.min_arch else None)
         if why is None and backend.name == "cuda":
-            why, announced = _left_to_triton(problem, asked, info, tensors)
+            why, announced = _left_to_triton(problem, backward, asked, info, tensors)
         if why is None:
             break
         rejected.append(why)
@@ -69,14 +67,15 @@ def decide(
 
 
 def _left_to_triton(
-    problem: Problem, asked: str | None, info: DeviceInfo, tensors: Sequence[Tensor]
+    problem: Problem, backward: bool, asked: str | None, info: DeviceInfo, tensors: Sequence[Tensor]
 ) -> tuple[str | None, str]:
     """Why the CUDA kernels do not run this call, and the part of it that a caller could change."""
     refused = "the CUDA kernels do not take this call: "
-    if why := hopper.unsuited(info.arch, problem.packed, *tensors):
+    if why := hopper.unsuited(info.arch, *tensors):
         return refused + why, ""
-    if asked is None and problem.queries <= FEW_QUERIES:
-        return f"up to {FEW_QUERIES} queries the tiles of the CUDA kernels would mostly be empty", ""
+    few = problem.queries_each <= FEW_QUERIES and (backward or problem.group > FEW_QUERIES)
+    if asked is None and few:
+        return f"up to {FEW_QUERIES} queries of a sequence the tiles of the CUDA kernels would mostly be empty", ""
     why = hopper.unreadable(*tensors)
     return (None, "") if why is None else (refused + why, why)
 
@@ -90,10 +89,15 @@ def plans(
     if backend.name == "cuda":
         from samebits.sequence_ops.attention import cuda, cuda_backward
 
-        return cuda_backward.plans() if backward else cuda.plans(recipe, problem.head_dim, causal, problem.queries)
+        each = problem.queries_each
+        if backward:
+            return cuda_backward.plans(problem.head_dim, causal, each)
+        return cuda.plans(recipe, problem.head_dim, causal, each, problem.group)
     from samebits.sequence_ops.attention import triton, triton_backward
 
-    return triton_backward.plans(problem.head_dim, causal, arch) if backward else triton.plans(problem, recipe, arch)
+    if backward:
+        return triton_backward.plans(problem.head_dim, causal, problem.packed, arch)
+    return triton.plans(problem, recipe, arch)
 
 
 def _call(problem: Problem, recipe: Recipe, backward: bool, info: DeviceInfo, wanted: tuple[str, ...]) -> Call:

@@ -35,9 +35,12 @@ class Recipe:
     """A contract, and what of it the kernels need as numbers."""
 
     contract: Contract
-    kv_block: int
-    """Keys that are taken together, counted from the first key of the sequence."""
+    kv_blocks: tuple[tuple[int, int], ...]
+    """head_dim, and the keys that are taken together there, counted from the first key of the sequence."""
     last_block_first: bool
+
+    def kv_block(self, head_dim: int) -> int:
+        return dict(self.kv_blocks)[head_dim]
 
 
 CUDNN = Recipe(
@@ -55,30 +58,34 @@ CUDNN = Recipe(
         rounding=_ROUNDING,
         fma="explicit",
         approximate=APPROXIMATE,
-        source="reproduced from torch's CUDNN_ATTENTION on an H200 for BF16, head_dim 128, non-causal; the rest extends it",
+        source="reproduced from torch's CUDNN_ATTENTION on an H200; documents and one query extend it",
     ),
-    kv_block=128,
+    kv_blocks=((64, 128), (128, 128)),
     last_block_first=False,
 )
 
 FA2 = Recipe(
     Contract(
         name="fa2",
-        summary="the arithmetic of FlashAttention-2 as torch ships it: key blocks of 64, the last one first",
+        summary="the arithmetic of FlashAttention-2 as torch ships it: key blocks of 64 (128 at head_dim 64), the last one first",
         exactness="kchain",
         reductions=(
             *_CHAINS,
             Reduction(
                 "l", "keys", "4 partials by column mod 8 // 2; l = fma(l, a, p0), then + p1, + p2 ...; (0+2)+(1+3)"
             ),
-            Reduction("out", "keys", "per block of 64, descending: o = o * a, then the chain of p v continues o"),
+            Reduction(
+                "out",
+                "keys",
+                "per block of 64 (128 at head_dim 64), descending: o = o * a, then the chain of p v continues o",
+            ),
         ),
         rounding=_ROUNDING,
         fma="explicit",
         approximate=APPROXIMATE,
-        source="reproduced from torch's FLASH_ATTENTION on an H200 for BF16, head_dim 128, non-causal; the rest extends it",
+        source="reproduced from torch's FLASH_ATTENTION on an H200 where it does not split the keys; documents extend it",
     ),
-    kv_block=64,
+    kv_blocks=((64, 128), (128, 64)),
     last_block_first=True,
 )
 

@@ -21,7 +21,7 @@ from samebits.runtime.nvrtc import CudaKernel
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.contracts import Recipe
-from samebits.sequence_ops.attention.hopper import boxes, wide_word
+from samebits.sequence_ops.attention.hopper import FEW_QUERIES, bounds_of, boxes, boxes_of_heads, wide_word
 
 MANY_QUERIES = 8192
 """From these on the larger tile of three warpgroups is faster."""
@@ -29,7 +29,10 @@ MANY_QUERIES = 8192
 
 @dataclass(frozen=True)
 class Plan:
-    """Warpgroups that multiply, 64 queries each, and blocks of keys and of values on their way. Never touches the bits."""
+    """Warpgroups that multiply, 64 rows each, and blocks of keys and of values on their way. Never touches the bits.
+
+    A row is a query of one head; with one warpgroup those of all heads of a group are in a tile, so that few queries fill it.
+    """
 
     groups: int
     stages: int
@@ -42,13 +45,21 @@ class Plan:
     def threads(self) -> int:
         return 128 * (self.groups + 1)
 
+    def heads(self, group: int) -> int:
+        """Query heads of a tile, of ``group`` that share their keys."""
+        return group if self.groups == 1 else 1
 
-def plans(recipe: Recipe, head_dim: int, causal: bool, queries: int) -> tuple[Plan, ...]:
-    """Best first. Three warpgroups only where that was measured."""
-    two, three = (Plan(groups, 256 // recipe.kv_block) for groups in (2, 3))
-    if causal or head_dim != 128:
-        return (two,)
-    return (three, two) if queries >= MANY_QUERIES else (two, three)
+    def queries(self, group: int) -> int:
+        return self.rows // self.heads(group)
+
+
+def plans(recipe: Recipe, head_dim: int, causal: bool, queries: int, group: int) -> tuple[Plan, ...]:
+    """Best first, for so many queries of a sequence. Three warpgroups only where that was measured."""
+    block = recipe.kv_block(head_dim)
+    two, three = (Plan(groups, 256 // block) for groups in (2, 3))
+    large = (two,) if causal or head_dim != 128 else (three, two) if queries >= MANY_QUERIES else (two, three)
+    few = (Plan(1, 384 // block),) if group <= FEW_QUERIES else ()
+    return few + large if queries <= FEW_QUERIES else large + few
 
 
 def forward(
@@ -58,34 +69,42 @@ def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """As ``reference.forward`` without documents, on torch's current stream. ``hopper.unsuited`` has nothing against q, k and v."""
+    """As ``reference.forward``, on torch's current stream. ``hopper.unsuited`` has nothing against q, k and v."""
     out = q.new_empty(q.shape)
     lse = q.new_empty(problem.batch, problem.heads, problem.queries, dtype=torch.float32)
-    maps = (boxes(q, plan.rows), boxes(k, recipe.kv_block), boxes(v, recipe.kv_block))
+    heads, queries = plan.heads(problem.group), plan.queries(problem.group)
+    q_map = boxes(q, plan.rows) if plan.groups > 1 else boxes_of_heads(q, queries, heads)
+    maps = (q_map, *(boxes(t, recipe.kv_block(problem.head_dim)) for t in (k, v)))
     sizes = (problem.queries, problem.keys, problem.heads, problem.group)
+    bounds = bounds_of(problem, cu_q, cu_k)
     numbers = map(wide_word, (contracts.exponent_scale(scale), scale, contracts.LN_2))
-    programs = problem.batch * -(-problem.queries // plan.rows)
-    prepared = _launch(recipe, plan, problem.head_dim, causal, dtype_name(q.dtype), programs, problem.heads)
-    launch(prepared, *maps, out, lse, *sizes, *numbers)
+    kind = (problem.head_dim, causal, dtype_name(q.dtype), problem.packed)
+    prepared = _launch(recipe, plan, *kind, (problem.programs(problem.queries, queries), problem.heads // heads))
+    launch(prepared, *maps, out, lse, *bounds, problem.documents, *sizes, *numbers)
     return out, lse
 
 
 @functools.lru_cache(maxsize=4096)
-def _launch(recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str, programs: int, heads: int) -> Launch:
-    rows = plan.rows + 2 * plan.stages * recipe.kv_block
-    shared = 1024 + 2 * head_dim * rows + 8 * (1 + 4 * plan.stages)  # from a multiple of 1024 on; a barrier is 8 bytes
-    return Launch(_kernel(recipe, plan, head_dim, causal, dtype), (programs, heads), plan.threads, shared)
+def _launch(
+    recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str, packed: bool, grid: tuple[int, int]
+) -> Launch:
+    rows = plan.rows + 2 * plan.stages * recipe.kv_block(head_dim)
+    shared = 1024 + 2 * head_dim * rows + 8 * (2 + 4 * plan.stages)  # from a multiple of 1024 on; a barrier is 8 bytes
+    return Launch(_kernel(recipe, plan, head_dim, causal, dtype, packed), grid, plan.threads, shared)
 
 
-def _kernel(recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str) -> CudaKernel:
+def _kernel(recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str, packed: bool) -> CudaKernel:
     defines = {
         "D": head_dim,
-        "KEYS": recipe.kv_block,
+        "KEYS": recipe.kv_block(head_dim),
         "FA2": int(recipe.last_block_first),
         "CAUSAL": int(causal),
+        "PACKED": int(packed),
         "ELEMENT": ELEMENTS[dtype],
         "GROUPS": plan.groups,
         "STAGES": plan.stages,
@@ -96,8 +115,8 @@ def _kernel(recipe: Recipe, plan: Plan, head_dim: int, causal: bool, dtype: str)
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
-KINDS = tuple(itertools.product((False, True), contracts.HEAD_DIMS, contracts.DTYPES))
-"""Causal, head_dim, dtype: what a kernel is specialised by, beside its plan and the contract."""
+KINDS = tuple(itertools.product(contracts.HEAD_DIMS, (False, True), contracts.DTYPES, (False, True)))
+"""head_dim, causal, dtype, packed: what a kernel is specialised by, beside its plan and the contract."""
 
 
 def builds() -> tuple[Build, ...]:
@@ -107,6 +126,6 @@ def builds() -> tuple[Build, ...]:
 
 def _builds() -> Iterator[Build]:
     for recipe in contracts.RECIPES.values():
-        for causal, head_dim, dtype in KINDS:
-            for plan in plans(recipe, head_dim, causal, 1):
-                yield Build(_kernel(recipe, plan, head_dim, causal, dtype), (recipe.contract.name,))
+        for kind in KINDS:
+            for plan in plans(recipe, kind[0], kind[1], 1, 1):
+                yield Build(_kernel(recipe, plan, *kind), (recipe.contract.name,))

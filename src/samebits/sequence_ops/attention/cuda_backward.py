@@ -19,19 +19,22 @@ from samebits.runtime.nvrtc import CudaKernel
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.cuda import KINDS
-from samebits.sequence_ops.attention.hopper import boxes, word
+from samebits.sequence_ops.attention.hopper import bounds_of, boxes, word
 from samebits.sequence_ops.attention.triton_backward import delta_of
-
-TILE = 128
-"""Keys, or queries, that a block of two warpgroups owns."""
 
 
 @dataclass(frozen=True)
 class Passing:
-    """How many positions pass a tile at a time, and how many such boxes are on their way. Never touches the bits."""
+    """How many positions pass a tile at a time, how many such boxes are on their way, and the warpgroups that multiply, each of
+    which owns 64 positions of the tile. Never touches the bits."""
 
     rows: int
     stages: int
+    groups: int = 2
+
+    @property
+    def tile(self) -> int:
+        return 64 * self.groups
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,14 @@ class Plan:
     by_query: Passing
 
 
-def plans() -> tuple[Plan, ...]:
-    """Best first."""
-    return (Plan(Passing(64, 3), Passing(64, 4)), Plan(Passing(64, 2), Passing(96, 3)))
+SMALL, LARGE = Plan(Passing(64, 3), Passing(64, 4)), Plan(Passing(80, 3), Passing(64, 4, 3))
+LARGE_FROM = {False: 4608, True: 3072}
+"""Queries of a sequence, causal or not, from which that one is faster at a head_dim of 128, by measurement. At 64 it is not."""
+
+
+def plans(head_dim: int, causal: bool, queries: int) -> tuple[Plan, ...]:
+    """Best first, for so many queries of a sequence."""
+    return (LARGE, SMALL) if head_dim == 128 and queries >= LARGE_FROM[causal] else (SMALL, LARGE)
 
 
 def backward(
@@ -54,26 +62,29 @@ def backward(
     out: Tensor,
     lse: Tensor,
     grad_out: Tensor,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
     causal: bool,
     scale: float,
     wanted: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``triton_backward.backward`` without documents. ``hopper.unsuited`` has nothing against q, k, v and ``grad_out``."""
+    """As ``triton_backward.backward``. ``hopper.unsuited`` has nothing against q, k, v and ``grad_out``."""
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     numbers = (lse, delta_of(problem, out, grad_out, lse))
     words = map(word, (contracts.exponent_scale(scale), scale, contracts.LOG2_E))
-    tail = (problem.queries, problem.keys, problem.heads, problem.group, *words)
-    kind = (problem.head_dim, causal, dtype_name(q.dtype))
+    by_query, by_key = bounds_of(problem, cu_q, cu_k)
+    tail = (problem.documents, problem.queries, problem.keys, problem.heads, problem.group, *words)
+    kind = (problem.head_dim, causal, dtype_name(q.dtype), problem.packed)
     if wanted[1]:
-        grid = (problem.batch * -(-problem.keys // TILE), problem.kv_heads)
-        maps = _maps(plan.by_key.rows, TILE, q, k, v, grad_out)
+        grid = (problem.programs(problem.keys, plan.by_key.tile), problem.kv_heads)
+        maps = _maps(plan.by_key.rows, plan.by_key.tile, q, k, v, grad_out)
         prepared = _launch("attention_grad_keys", plan.by_key, *kind, grid)
-        launch(prepared, *maps, *numbers, grad_k, grad_v, *tail)
+        launch(prepared, *maps, *numbers, grad_k, grad_v, by_query, by_key, *tail)
     if wanted[0]:
-        grid = (problem.batch * -(-problem.queries // TILE), problem.heads)
-        maps = _maps(TILE, plan.by_query.rows, q, k, v, grad_out)
+        grid = (problem.programs(problem.queries, plan.by_query.tile), problem.heads)
+        maps = _maps(plan.by_query.tile, plan.by_query.rows, q, k, v, grad_out)
         prepared = _launch("attention_grad_queries", plan.by_query, *kind, grid)
-        launch(prepared, *maps, *numbers, grad_q, *tail)
+        launch(prepared, *maps, *numbers, grad_q, by_query, by_key, *tail)
     return grad_q, grad_k, grad_v
 
 
@@ -82,21 +93,27 @@ def _maps(queries: int, keys: int, q: Tensor, k: Tensor, v: Tensor, grad_out: Te
 
 
 @functools.lru_cache(maxsize=4096)
-def _launch(entry: str, passing: Passing, head_dim: int, causal: bool, dtype: str, grid: tuple[int, int]) -> Launch:
-    rows = 2 * (TILE + passing.stages * passing.rows)
+def _launch(
+    entry: str, passing: Passing, head_dim: int, causal: bool, dtype: str, packed: bool, grid: tuple[int, int]
+) -> Launch:
+    rows = 2 * (passing.tile + passing.stages * passing.rows)
     numbers = 8 * passing.rows * passing.stages if entry == "attention_grad_keys" else 0  # lse and delta of each query
-    shared = 1024 + 2 * head_dim * rows + numbers + 8 * (1 + 2 * passing.stages)  # from a multiple of 1024 on
-    return Launch(_kernel(entry, passing, head_dim, causal, dtype), grid, 3 * 128, shared)
+    shared = 1024 + 2 * head_dim * rows + numbers + 8 * (2 + 2 * passing.stages)  # from a multiple of 1024 on
+    return Launch(_kernel(entry, passing, head_dim, causal, dtype, packed), grid, 128 * (passing.groups + 1), shared)
 
 
-def _kernel(entry: str, passing: Passing, head_dim: int, causal: bool, dtype: str) -> CudaKernel:
+def _kernel(entry: str, passing: Passing, head_dim: int, causal: bool, dtype: str, packed: bool) -> CudaKernel:
     defines = {
         "D": head_dim,
         "CAUSAL": int(causal),
+        "PACKED": int(packed),
         "ELEMENT": ELEMENTS[dtype],
-        "ROWS" if entry == "attention_grad_keys" else "KEYS": passing.rows,
         "STAGES": passing.stages,
     }
+    if entry == "attention_grad_keys":
+        defines["ROWS"] = passing.rows
+    else:
+        defines |= {"KEYS": passing.rows, "GROUPS": passing.groups}
     return CudaKernel(contracts.NAME, entry, tuple(sorted(defines.items())))
 
 
@@ -109,7 +126,7 @@ def builds() -> tuple[Build, ...]:
 
 
 def _builds() -> Iterator[Build]:
-    for plan in plans():
+    for plan in (SMALL, LARGE):
         for entry, passing in (("attention_grad_keys", plan.by_key), ("attention_grad_queries", plan.by_query)):
-            for causal, head_dim, dtype in KINDS:
-                yield Build(_kernel(entry, passing, head_dim, causal, dtype), tuple(contracts.RECIPES))
+            for kind in KINDS:
+                yield Build(_kernel(entry, passing, *kind), tuple(contracts.RECIPES))

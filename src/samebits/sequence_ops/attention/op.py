@@ -176,7 +176,7 @@ def _run(
     if decision.choice.backend == "cuda":
         from samebits.sequence_ops.attention import cuda
 
-        return cuda.forward(problem, recipe, plan, q, k, v, causal, scale)
+        return cuda.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
     from samebits.sequence_ops.attention import triton
 
     return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
@@ -231,7 +231,7 @@ def _run_backward(
     if decision.choice.backend == "cuda":
         from samebits.sequence_ops.attention import cuda_backward
 
-        return cuda_backward.backward(problem, plan, *tensors, causal, scale, by)
+        return cuda_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)
     from samebits.sequence_ops.attention import triton_backward
 
     return triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)

@@ -82,15 +82,16 @@ def _rows(recipe: Recipe, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
     m = torch.full((heads, queries), -math.inf, device=q.device)
     sums = torch.zeros(heads, queries, 4, device=q.device)
     o = torch.zeros(heads, queries, head_dim, device=q.device)
-    starts = range(0, keys, recipe.kv_block)
+    size = recipe.kv_block(head_dim)
+    starts = range(0, keys, size)
     for n in reversed(starts) if recipe.last_block_first else starts:
-        block = slice(n, min(n + recipe.kv_block, keys))
+        block = slice(n, min(n + size, keys))
         s = chain(q, k[:, block]).masked_fill(~seen[:, block], -math.inf)
         m_new = torch.maximum(m, s.amax(-1))
         base = torch.where(m_new == -math.inf, 0.0, m_new)  # a row that has seen no key yet
         a = ex2_approx((m - base) * c) if recipe.last_block_first else ex2_approx(m * c - base * c)
         p = ex2_approx(s * c - (base * c)[..., None])
-        sums = _row_sums(recipe, sums, a, torch.nn.functional.pad(p, (0, n + recipe.kv_block - block.stop)))
+        sums = _row_sums(recipe, sums, a, torch.nn.functional.pad(p, (0, n + size - block.stop)))
         o = chain(p.to(v.dtype), v[:, block].transpose(-1, -2), o * a[..., None])
         m = m_new
     l0, l1, l2, l3 = sums.unbind(-1)

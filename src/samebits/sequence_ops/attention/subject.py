@@ -123,8 +123,6 @@ class Ours:
     title: str = SPEC.name
 
     def takes(self, given: Inputs) -> str | None:
-        if self.backend == "cuda" and given.packing:
-            return "the CUDA kernels know no packed documents"
         return None
 
     def forward(self, given: Inputs) -> dict[str, Tensor]:

@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def sequence_of(  # type: ignore[no-untyped-def]
-    tile_document, tile_first, cu_tiled, cu_other, DOCUMENTS, TILED, OTHER, BLOCK, LAST_FIRST: tl.constexpr
-):
+def sequence_of(cu_tiled, cu_other, DOCUMENTS, TILED, OTHER, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
     """(batch entry, tile, first and number of the tiled positions, first and number of the others) of this program.
 
-    Packed: a program behind the last tile gets a sequence without positions. ``LAST_FIRST`` starts the tiles that have most
-    to do, under a causal mask, first.
+    Packed: program i works on the last document d with cu_tiled[d] // BLOCK + d <= i, as ``place.cuh`` explains; one behind the
+    last tile of its document gets none of the others, and a tile without positions. ``LAST_FIRST`` starts the tiles that have
+    most to do, under a causal mask, first.
     """
     index = tl.program_id(0)
-    if tile_document is None:
+    if cu_tiled is None:
         per_sequence = tl.cdiv(TILED, BLOCK)
         tile = index % per_sequence
         if LAST_FIRST:
@@ -47,15 +46,19 @@ def sequence_of(  # type: ignore[no-untyped-def]
         zero = tl.zeros((), tl.int64)
         return (index // per_sequence).to(tl.int64), tile, zero, TILED, zero, OTHER
     else:
-        document = tl.load(tile_document + index)
-        here = document < DOCUMENTS
-        first = tl.load(tile_first + document, mask=here, other=0)
-        tiled = tl.load(cu_tiled + document, mask=here, other=0).to(tl.int64)
-        tiled_end = tl.load(cu_tiled + document + 1, mask=here, other=0).to(tl.int64)
-        other = tl.load(cu_other + document, mask=here, other=0).to(tl.int64)
-        other_end = tl.load(cu_other + document + 1, mask=here, other=0).to(tl.int64)
-        count, other_count = (tiled_end - tiled).to(tl.int32), (other_end - other).to(tl.int32)
-        return tl.zeros((), tl.int64), (index - first).to(tl.int32), tiled, count, other, other_count
+        document, behind = index * 0, DOCUMENTS
+        while behind - document > 1:
+            middle = (document + behind) // 2
+            before = tl.load(cu_tiled + middle).to(tl.int32) // BLOCK + middle <= index
+            document, behind = tl.where(before, middle, document), tl.where(before, behind, middle)
+        tiled, other = tl.load(cu_tiled + document), tl.load(cu_other + document)
+        count = (tl.load(cu_tiled + document + 1) - tiled).to(tl.int32)
+        other_count = (tl.load(cu_other + document + 1) - other).to(tl.int32)
+        tile, tiles = index - (tiled.to(tl.int32) // BLOCK + document), tl.cdiv(count, BLOCK)
+        here = tile < tiles
+        if LAST_FIRST:
+            tile = tl.where(here, tiles - 1 - tile, tile)
+        return tl.zeros((), tl.int64), tile, tiled, count, other, tl.where(here, other_count, 0)
 
 
 @triton.jit
@@ -220,8 +223,6 @@ def _forward(  # type: ignore[no-untyped-def]
     v,
     out,
     lse,
-    tile_document,
-    tile_first,
     cu_q,
     cu_k,
     q_batch: tl.int64,
@@ -256,7 +257,7 @@ def _forward(  # type: ignore[no-untyped-def]
     C4: tl.constexpr,
 ):
     """One program: ROWS queries of one sequence and one head, all of their keys in blocks of KEYS."""
-    b, tile, q0, queries, k0, keys = sequence_of(tile_document, tile_first, cu_q, cu_k, DOCUMENTS, SQ, SK, ROWS, CAUSAL)
+    b, tile, q0, queries, k0, keys = sequence_of(cu_q, cu_k, DOCUMENTS, SQ, SK, ROWS, CAUSAL)
     h = tl.program_id(1).to(tl.int64)
     row = tile * ROWS + tl.arange(0, ROWS)
     here = row < queries
@@ -323,20 +324,9 @@ def plans(problem: Problem, recipe: Recipe, arch: int) -> tuple[Plan, ...]:
         return (Plan(64, 8, 1 if problem.head_dim == 128 else 2), Plan(128, 8, 1))
     if arch >= 100:
         return (Plan(128, 8, 1), Plan(64, 8, 2))
-    spills = problem.head_dim == 128 and recipe.kv_block == 128  # with four warps, which are faster where they fit
+    spills = problem.head_dim == 128 and recipe.kv_block(128) == 128  # with four warps, which are faster where they fit
     wide, narrow = Plan(128, 8, 2), Plan(64, 8 if spills else 4, 2)
-    return (narrow, wide) if problem.queries <= 64 else (wide, narrow)
-
-
-def tiles(problem: Problem, bounds: Tensor | None, length: int, block: int) -> tuple[int, Tensor | None, Tensor | None]:
-    """(programs, the document of each, the first tile of each document). Waits for nothing: programs is an upper bound."""
-    if bounds is None:
-        return problem.batch * triton.cdiv(length, block), None, None
-    count = length // block + problem.documents
-    each = torch.div(bounds.diff() + (block - 1), block, rounding_mode="floor")
-    ends = each.cumsum(0)
-    document = torch.searchsorted(ends, torch.arange(count, device=bounds.device, dtype=ends.dtype), right=True)
-    return count, document, ends - each
+    return (narrow, wide) if problem.queries_each <= 64 else (wide, narrow)
 
 
 def aligned(*tensors: Tensor) -> bool:
@@ -350,7 +340,7 @@ def aligned(*tensors: Tensor) -> bool:
 
 def constants(recipe: Recipe, head_dim: int, causal: bool, plan: Plan, all_aligned: bool) -> dict[str, Any]:
     series = {f"C{i}": contracts.fp32(value) for i, value in enumerate(LOG2_SERIES)}
-    own = {"KEYS": recipe.kv_block, "FA2": recipe.last_block_first, "SPLIT": LOG2_SPLIT}
+    own = {"KEYS": recipe.kv_block(head_dim), "FA2": recipe.last_block_first, "SPLIT": LOG2_SPLIT}
     tile = {"ROWS": plan.rows, "D": head_dim, "STAGES": plan.stages, "ALIGNED": all_aligned}
     return tile | {"CAUSAL": causal} | own | series
 
@@ -372,14 +362,14 @@ def forward(
     lse = q.new_empty(problem.batch, problem.heads, problem.queries, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse
-    programs, document, first = tiles(problem, cu_q, problem.queries, plan.rows)
     keys_of = cu_q if cu_k is None else cu_k
     strides = (stride for t in (q, k, v) for stride in t.stride()[:3])
     sizes = (problem.queries, problem.keys, problem.documents, problem.heads, problem.group)
     numbers = (contracts.exponent_scale(scale), scale, contracts.LN_2)
-    arguments = (q, k, v, out, lse, document, first, cu_q, keys_of, *strides, *sizes, *numbers)
+    arguments = (q, k, v, out, lse, cu_q, keys_of, *strides, *sizes, *numbers)
     fixed = constants(recipe, problem.head_dim, causal, plan, aligned(q, k, v))
-    launch(_forward, (programs, problem.heads), *arguments, num_warps=plan.num_warps, **fixed)
+    grid = (problem.programs(problem.queries, plan.rows), problem.heads)
+    launch(_forward, grid, *arguments, num_warps=plan.num_warps, **fixed)
     return out, lse
 
 
@@ -402,7 +392,7 @@ def _builds(arch: int) -> Iterator[Build]:
         index = "*i64" if packed else None
         pointers: dict[str, str | None] = dict.fromkeys(("q", "k", "v", "out"), pointer(dtype))
         pointers |= {"lse": "*fp32"}
-        pointers |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
+        pointers |= dict.fromkeys(("cu_q", "cu_k"), index)
         for queries in (1, 4096):
             plan = plans(Problem(1, queries, 4096, 8, 8, head_dim, packed, 1), recipe, arch)[0]
             fixed = constants(recipe, head_dim, causal, plan, True)

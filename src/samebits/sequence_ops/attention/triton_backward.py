@@ -25,7 +25,6 @@ from samebits.sequence_ops.attention.triton import (
     load_rows,
     sequence_of,
     store_rows,
-    tiles,
 )
 
 if TYPE_CHECKING:
@@ -65,8 +64,6 @@ def _keys(  # type: ignore[no-untyped-def]
     delta,
     grad_k,
     grad_v,
-    tile_document,
-    tile_first,
     cu_k,
     cu_q,
     q_batch: tl.int64,
@@ -94,7 +91,7 @@ def _keys(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
 ):
     """One program: grad_k and grad_v of KEYS keys of one sequence and one key head."""
-    b, tile, k0, keys, q0, queries = sequence_of(tile_document, tile_first, cu_k, cu_q, DOCUMENTS, SK, SQ, KEYS, False)
+    b, tile, k0, keys, q0, queries = sequence_of(cu_k, cu_q, DOCUMENTS, SK, SQ, KEYS, False)
     kv_head = tl.program_id(1).to(tl.int64)
     key = tile * KEYS + tl.arange(0, KEYS)
     exists = key < keys
@@ -173,8 +170,6 @@ def _queries(  # type: ignore[no-untyped-def]
     lse,
     delta,
     grad_q,
-    tile_document,
-    tile_first,
     cu_q,
     cu_k,
     q_batch: tl.int64,
@@ -202,7 +197,7 @@ def _queries(  # type: ignore[no-untyped-def]
     ALIGNED: tl.constexpr,
 ):
     """One program: grad_q of ROWS queries of one sequence and one head."""
-    b, tile, q0, queries, k0, keys = sequence_of(tile_document, tile_first, cu_q, cu_k, DOCUMENTS, SQ, SK, ROWS, CAUSAL)
+    b, tile, q0, queries, k0, keys = sequence_of(cu_q, cu_k, DOCUMENTS, SQ, SK, ROWS, CAUSAL)
     h = tl.program_id(1).to(tl.int64)
     row = tile * ROWS + tl.arange(0, ROWS)
     here = row < queries
@@ -249,17 +244,19 @@ class Plan:
 DELTA_ROWS = 32
 
 
-def plans(head_dim: int, causal: bool, arch: int) -> tuple[Plan, ...]:
-    """Best first. The two accumulators of a wide head leave registers for 32 queries at a time."""
+def plans(head_dim: int, causal: bool, packed: bool, arch: int) -> tuple[Plan, ...]:
+    """Best first, and the first spills no register. The two accumulators of a wide head leave registers for 32 queries at a time,
+    and the search for a document costs a stage here and there."""
     small = Plan(Tiling(32, 64, 8, 1), Tiling(64, 32, 4, 1))
     if arch < 90:
         return (small, Plan(Tiling(16, 64, 4, 1), Tiling(64, 16, 4, 1)))
     if head_dim == 128 and not causal and arch == 90:
-        first = Plan(Tiling(32, 128, 8, 3), Tiling(128, 64, 8, 3))
+        first = Plan(Tiling(32, 128, 8, 2 if packed else 3), Tiling(128, 64, 8, 3))
     elif head_dim == 128:
         first = Plan(Tiling(32, 128, 8, 1), Tiling(128, 64, 8, 2))
     else:
-        first = Plan(Tiling(64, 128, 8, 1 if causal or arch >= 100 else 2), Tiling(128, 64, 8, 2))
+        wide = arch >= 100
+        first = Plan(Tiling(64, 128, 8, 1 if causal or wide else 2), Tiling(128, 64, 8, 1 if packed and wide else 2))
     return (first, Plan(Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2)), small)
 
 
@@ -310,16 +307,16 @@ def backward(
     inputs = (q, k, v, grad_out, lse, delta)
     if wanted[1] and grad_k.numel():
         tiling = plan.by_key
-        programs, document, first = tiles(problem, keys_of, problem.keys, tiling.keys)
-        arguments = (*inputs, grad_k, grad_v, document, first, keys_of, cu_q, *tail)
+        grid = (problem.programs(problem.keys, tiling.keys), problem.kv_heads)
+        arguments = (*inputs, grad_k, grad_v, keys_of, cu_q, *tail)
         fixed = constants(tiling, problem.head_dim, causal, dense)
-        launch(_keys, (programs, problem.kv_heads), *arguments, num_warps=tiling.num_warps, **fixed)
+        launch(_keys, grid, *arguments, num_warps=tiling.num_warps, **fixed)
     if wanted[0] and grad_q.numel():
         tiling = plan.by_query
-        programs, document, first = tiles(problem, cu_q, problem.queries, tiling.rows)
-        arguments = (*inputs, grad_q, document, first, cu_q, keys_of, *tail)
+        grid = (problem.programs(problem.queries, tiling.rows), problem.heads)
+        arguments = (*inputs, grad_q, cu_q, keys_of, *tail)
         fixed = constants(tiling, problem.head_dim, causal, dense)
-        launch(_queries, (programs, problem.heads), *arguments, num_warps=tiling.num_warps, **fixed)
+        launch(_queries, grid, *arguments, num_warps=tiling.num_warps, **fixed)
     return grad_q, grad_k, grad_v
 
 
@@ -341,8 +338,8 @@ def _builds(arch: int) -> Iterator[Build]:
             ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v"), pointer(dtype)
         )
         common |= {"lse": "*fp32", "delta": "*fp32"}
-        common |= dict.fromkeys(("tile_document", "tile_first", "cu_q", "cu_k"), index)
-        plan = plans(head_dim, causal, arch)[0]
+        common |= dict.fromkeys(("cu_q", "cu_k"), index)
+        plan = plans(head_dim, causal, packed, arch)[0]
         for function, tiling in ((_keys, plan.by_key), (_queries, plan.by_query)):
             fixed = constants(tiling, head_dim, causal, True)
             yield Build(build(function, common, tiling.num_warps, **fixed), served)
