@@ -49,6 +49,9 @@ def test_traffic_counts_every_tensor_once():
     backward = t * (2 * d * 4 + 4) + 4 * d * 2
     assert traffic(norm, Case("rmsnorm_residual", "fwd", t, shape)) == forward
     assert traffic(norm, Case("rmsnorm_residual", "fwd+bwd", t, shape)) == forward + backward
+    rope, heads = registry.spec("rope_3axis"), (("N", 3), ("D", 128), ("R", 96))  # grad_x has the dtype of grad_y
+    assert traffic(rope, Case("rope_3axis", "bwd", t, heads)) == t * (4 * 384 + 8 * 96)
+    assert traffic(rope, Case("rope_3axis", "bwd", t, heads, "float32")) == t * (8 * 384 + 8 * 96)
     assert output_bytes(norm, Case("rmsnorm_residual", "fwd", t, shape)) == t * (2 * d * 2 + 4)
 
 
@@ -67,7 +70,7 @@ def test_full_sweep_covers_every_axis():
 def test_quick_sweep_is_what_the_targets_need():
     for name in OPS:
         cases = targets.quick_cases(name)
-        assert 3 <= len(cases) <= 14
+        assert 3 <= len(cases) <= 28  # the largest: four products at three sizes, forward and both forms of the backward
         for target in targets.of(name):
             rows = [{"op": name, "direction": c.direction, "backend": "cuda", "contract": k.name, "shape": c.shape()}
                     for c in cases for k in registry.spec(name).contracts]  # fmt: skip

@@ -88,9 +88,15 @@ def _bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
 def _result_bytes(spec: OpSpec, case: Case, direction: Pass) -> int:
     kept = gradient_dtype(spec, case)
     return sum(
-        _size(case.extent(spec, r)) * ITEMSIZE[kept if r.dtype == "grad" else result_dtype(direction, r)]
+        _size(case.extent(spec, r)) * ITEMSIZE[kept if r.dtype == "grad" else _own_dtype(spec, case, direction, r)]
         for r in direction.results
     )
+
+
+def _own_dtype(spec: OpSpec, case: Case, direction: Pass, result: Result) -> str:
+    """The dtype of a result, which is that of an input in this case where the declaration says so."""
+    named = next((arg for arg in direction.inputs if arg.name == result.dtype), None)
+    return result.dtype if named is None else upstream_dtype(spec, case, named)
 
 
 def _size(extent: Iterable[int]) -> int:

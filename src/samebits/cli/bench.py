@@ -19,7 +19,7 @@ from samebits.contract import OpSpec
 if TYPE_CHECKING:
     from samebits.bench.run import Settings
 
-QUICK_COMPILE_SECONDS = 15.0
+QUICK_COMPILE_SECONDS = 25.0
 FULL_COMPILE_SECONDS = 900.0
 
 
