@@ -119,6 +119,16 @@ def test_memory_that_an_operator_allocates_is_full_of_nan() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_shuffle_takes_from_a_lane_of_its_own_part(width: int) -> None:
+    given = torch.arange(100, 132, dtype=torch.int32)
+    lanes = torch.randint(0, width, (32,), generator=torch.Generator().manual_seed(8), dtype=torch.int32)
+    got = torch.zeros_like(given)
+    body = f"out[threadIdx.x] = __shfl_sync(0xffffffffu, in[threadIdx.x], from[threadIdx.x], {width});"
+    probe.run(probe.kernel("const unsigned* in, const int* from, unsigned* out", body), given, lanes, got)
+    assert got.tolist() == [100 + t // width * width + int(lanes[t]) for t in range(32)]
+
+
 MMA = """
   const int g = threadIdx.x / 4, q = threadIdx.x % 4;
   const auto pair = [](const unsigned short* row, int k) { return (unsigned)row[k] | (unsigned)row[k + 1] << 16; };

@@ -137,24 +137,37 @@ def test_angles_that_do_not_fit_are_refused() -> None:
 # --- launch plans -----------------------------------------------------------------------------------------------------
 
 
-def _planned(rows: int, backward: bool, heads: int = 56, **changed: Any) -> list[list[Any]]:
+def _planned(rows: int, backward: bool, heads: int = 56, device: Any = H200, **changed: Any) -> list[list[Any]]:
     spec = registry.spec("qk_norm_rope")
     sizes = {"N": heads, "D": 128, "R": 96} | changed
     direction = spec.direction(backward)
     layouts = tuple((a.name, dense_layout(a, a.dtypes[0], sizes)) for a in direction.inputs)
     wanted = tuple(result.name for result in direction.results)
-    call = Call(spec.name, backward, "torch", rows, tuple(sizes.items()), layouts, wanted, "float32", H200)
+    call = Call(spec.name, backward, "torch", rows, tuple(sizes.items()), layouts, wanted, "float32", device)
     return [list(plan) for plan in plans(call)]
 
 
-def test_plans_cover_every_row_of_heads() -> None:
-    for rows, heads in ((1, 1), (264, 56), (3160, 56), (7, 3)):
-        for (step,) in _planned(rows, False, heads):
-            (across,) = step.arguments
-            assert across & (across - 1) == 0 and (8 // across) * step.grid >= rows
-        ((step, fold),) = _planned(rows, True, heads)
+@pytest.mark.parametrize("rows, heads", [(1, 1), (264, 56), (3160, 56), (7, 3), (9, 300)])
+def test_plans_cover_every_row_of_heads(rows: int, heads: int) -> None:
+    for (step,) in _planned(rows, False, heads):
+        (across,) = step.arguments
+        positions = step.block // 16 // across
+        assert positions * step.grid >= rows and (step.grid - 1) * positions < rows, "and no block is idle"
+        assert step.block % 32 == 0 and across * 7 * -(-heads // (16 * 7)) >= heads, "in as few turns as there must be"
+    for step, fold in _planned(rows, True, heads):
         assert step.arguments == (256,) and step.grid == -(-rows * heads // 256) and fold.grid == 16
-    assert _planned(264, False)[0][0].arguments == (8,) and _planned(264, False, 1)[0][0].arguments == (1,)
+        assert 256 % (step.block // 16 * dict(step.kernel.defines)["EACH"]) == 0, "groups never begin inside a pair"
+
+
+def test_the_fewer_the_tiles_the_more_threads_share_one() -> None:
+    blocks = [[step.block for step, _ in _planned(rows, True)] for rows in (264, 925, 3160, 16384)]
+    assert [found[0] for found in blocks] == [512, 256, 128, 128]
+    assert all(sorted(found) == [128, 256, 512] for found in blocks), "every plan is there to be tested"
+
+
+def test_a_smaller_multiprocessor_gets_smaller_blocks() -> None:
+    small = dataclasses.replace(H200, shared_bytes=64 * 1024)
+    assert [step.block for step, _ in _planned(264, True, device=small)] == [128, 256]
 
 
 def test_vectors_only_where_they_are_rotated_alike() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from types import SimpleNamespace
 from typing import Any
@@ -89,3 +90,52 @@ def test_a_launch_that_the_driver_refuses_is_an_error_and_leaves_nothing_behind(
     driver.status = 0
     launch(PLAN, 5, 6)
     assert driver.words[-1] == [5, 6]
+
+
+class Attributes:
+    """The part of the driver that :func:`launching._allow` asks: a kernel with ``static`` bytes of shared memory."""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="static", CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="most"
+    )
+
+    def __init__(self, static: int, status: int = 0) -> None:
+        self.static, self.status = static, status
+        self.told: list[int] = []
+
+    def CUdevice(self, index: int) -> int:
+        return index
+
+    def cuKernelGetAttribute(self, what: str, kernel: Any, device: int) -> tuple[int, int]:
+        assert what == "static"
+        return (0, self.static)
+
+    def cuKernelSetAttribute(self, what: str, value: int, kernel: Any, device: int) -> tuple[int]:
+        assert what == "most"
+        self.told.append(value)
+        return (self.status,)
+
+
+def allowed(monkeypatch: pytest.MonkeyPatch, driver: Attributes, *shared: int) -> list[int]:
+    monkeypatch.setattr(launching, "_driver", lambda: driver)
+    monkeypatch.setattr(launching, "_most_shared", {})
+    monkeypatch.setattr(launching, "_allowed_under_capture", contextlib.nullcontext)
+    for size in shared:
+        launching._allow(Launch(PLAN.kernel, 1, 32, size), 0, "kernel")
+    return driver.told
+
+
+def test_static_shared_memory_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 KiB of dynamic memory beside any static one are more than a kernel has unasked."""
+    assert allowed(monkeypatch, Attributes(static=0), 0, 1024, 48 * 1024) == []
+    assert allowed(monkeypatch, Attributes(static=16), 48 * 1024) == [48 * 1024]
+
+
+def test_a_plan_that_needs_less_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = allowed(monkeypatch, Attributes(static=0), 64 * 1024, 60 * 1024, 1024, 64 * 1024, 100 * 1024)
+    assert told == [64 * 1024, 100 * 1024]
+
+
+def test_shared_memory_that_the_device_has_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="300000 bytes of shared memory were refused: 1"):
+        allowed(monkeypatch, Attributes(static=0, status=1), 300_000)

@@ -107,6 +107,13 @@ inline float __shfl_xor_sync(unsigned mask, float value, int lanes) {
 inline float __shfl_down_sync(unsigned mask, float value, int lanes) {
   return emulate::shuffle<emulate::further>(mask, value, lanes, "__shfl_down_sync");
 }
+inline unsigned __shfl_sync(unsigned mask, unsigned value, int from, int width) {
+  unsigned* const mine = emulate::my_warp().in[emulate::lane];
+  mine[0] = value, mine[1] = unsigned(from % width + emulate::lane / width * width);
+  return *emulate::meet_all(mask, "__shfl_sync", [](emulate::Warp& warp) {
+    for (int l = 0; l < emulate::WARP; ++l) warp.out[l][0] = warp.in[warp.in[l][1]][0];
+  });
+}
 inline unsigned __ballot_sync(unsigned mask, bool holds) {
   emulate::my_warp().in[emulate::lane][0] = holds;
   return *emulate::meet_all(mask, "__ballot_sync", [](emulate::Warp& warp) {

@@ -18,7 +18,7 @@ from samebits.runtime.device import current_device
 from samebits.runtime.nvrtc import CudaKernel
 
 DEFAULT_SHARED = 48 * 1024
-"""Above this a kernel must be told that it may use more shared memory."""
+"""Static and dynamic shared memory together; above this a kernel must be told that it may use more."""
 KNOWN_PLANS = 8192
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """How kernels number the types of their tensors: ELEMENT of csrc/elements.cuh, and the types that they are told at run time."""
@@ -125,7 +125,8 @@ def _bind(device: int) -> None:
 
 def _load(plan: Launch, device: int) -> _Ready:
     """The plan on the current device, which is current for this thread."""
-    kernel = _loaded(plan.kernel, device, plan.shared if plan.shared > DEFAULT_SHARED else 0)
+    kernel = _loaded(plan.kernel, device)
+    _allow(plan, device, _driver().CUkernel(int(kernel.handle)))
     x, y = (plan.grid, 1) if isinstance(plan.grid, int) else plan.grid
     if len(_ready) >= KNOWN_PLANS:
         _ready.clear()
@@ -153,22 +154,34 @@ def _stream(handle: int) -> Any:
 
 
 @functools.cache
-def _loaded(kernel: CudaKernel, device: int, shared: int) -> Any:
+def _loaded(kernel: CudaKernel, device: int) -> Any:
     import cuda.core
-    from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)
     code = cubin_cache.cubin(kernel, arch_name(major * 10 + minor))
     with _allowed_under_capture():
-        loaded = cuda.core.ObjectCode.from_cubin(code, name=kernel.entry).get_kernel(kernel.entry)
-        if shared:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            (status,) = driver.cuKernelSetAttribute(
-                attribute, shared, driver.CUkernel(int(loaded.handle)), driver.CUdevice(device)
-            )
-            if int(status) != 0:
-                raise RuntimeError(f"{kernel.name}: {shared} bytes of shared memory were refused: {status}")
-    return loaded
+        return cuda.core.ObjectCode.from_cubin(code, name=kernel.entry).get_kernel(kernel.entry)
+
+
+_most_shared: dict[tuple[CudaKernel, int], int] = {}
+"""The most dynamic shared memory that a plan of a kernel has asked for on a device."""
+
+
+def _allow(plan: Launch, device: int, kernel: Any) -> None:
+    """Let the kernel have the dynamic shared memory of the plan, if no plan before has asked for as much."""
+    key = plan.kernel, device
+    if plan.shared <= _most_shared.get(key, 0):
+        return
+    driver = _driver()
+    attributes, place = driver.CUfunction_attribute, driver.CUdevice(device)
+    status, static = driver.cuKernelGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, place)
+    if status == 0 and static + plan.shared > DEFAULT_SHARED:
+        most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with _allowed_under_capture():
+            (status,) = driver.cuKernelSetAttribute(most, plan.shared, kernel, place)
+    if status != 0:
+        raise RuntimeError(f"{plan.kernel.name}: {plan.shared} bytes of shared memory were refused: {status}")
+    _most_shared[key] = plan.shared
 
 
 @contextlib.contextmanager

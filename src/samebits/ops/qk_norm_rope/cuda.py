@@ -21,10 +21,9 @@ from samebits.segmentation import TILE
 _OP = "qk_norm_rope"
 _NARROW = 128
 """Columns that sixteen threads hold, eight each; up to 256 it takes thirty-two."""
-_FORWARD_THREADS, _BACKWARD_THREADS = 128, 256
-"""As ``THREADS`` of forward.cu and backward.cu."""
-
-
+_FORWARD_USUAL, _FORWARD_MOST = 128, 256
+_FEW, _MANY = 128, 512
+"""Threads of a block of forward.cu, and of backward.cu."""
 _MOST_BLOCKS, _LEAST_SHARE = 2**31 - 1, 64
 
 
@@ -42,10 +41,11 @@ def plans(call: Call) -> tuple[tuple[Launch, ...], ...]:
         return tuple((step,) for step in _forward(call))
     if "grad_weight" not in call.wanted:
         rows = call.rows * call.size("N")
-        return tuple((_backward(call, tile),) for tile in _shares(call, rows))
+        return tuple((_backward(call, tile, _FEW),) for tile in _shares(call, rows))
     columns = _lanes(call) * 8
     fold = Launch(_kernel("fold_weight", {"ELEMENT": _element(call)}), columns // 8, 256)
-    return ((_backward(call, TILE), fold),)
+    tried = [_backward(call, TILE, threads) for threads in _threads(call)]
+    return tuple((step, fold) for step in tried if step.shared <= call.device.shared_bytes)
 
 
 def run(
@@ -68,15 +68,15 @@ def run(
         launch(step, x, x.stride(0), x.stride(1), inputs.get("weight", 0), *angles, *ends)
         return
     grad, x, rstd = inputs["grad_y"], inputs["x"], inputs["rstd"]
-    own = int(call.grad_dtype != "float32")
     given = (grad, grad.stride(0), grad.stride(1), x, x.stride(0), x.stride(1), inputs["weight"], *angles)
     tiles, columns = -(-call.rows * call.size("N") // TILE), _lanes(call) * 8
     partials = rstd.new_empty(tiles, columns) if "grad_weight" in results else 0
-    saved = (rstd, rstd.stride(0), results.get("grad_x", 0), own, partials)
-    steps = _steps(call, (grad.stride(0), grad.stride(1)), (x.stride(0), x.stride(1)), (rstd.stride(0), 1))
+    saved = (rstd, rstd.stride(0), results.get("grad_x", 0), partials)
+    stride = step.block // _lanes(call) * _each(call)
+    steps = _steps(call, stride, (grad.stride(0), grad.stride(1)), (x.stride(0), x.stride(1)), (rstd.stride(0), 1))
     launch(step, *given, *saved, *sizes, *step.arguments, *steps)
     for fold in plan[1:]:
-        launch(fold, partials, results["grad_weight"], own, tiles, columns, call.size("D"))
+        launch(fold, partials, results["grad_weight"], int(_own(call)), tiles, columns, call.size("D"))
 
 
 # --- what a call needs ------------------------------------------------------------------------------------------------
@@ -95,13 +95,31 @@ def _element(call: Call) -> int:
 
 
 def _lanes(call: Call) -> int:
-    return 16 if call.size("D") <= _NARROW else 32
+    """Of a row. What the others of thirty-two would add is +0, so the bits are the same; element by element they leave the
+    backward registers enough."""
+    by_elements = call.backward and _norms(call) and _vector_access(call) == 1
+    return 16 if call.size("D") <= _NARROW and not by_elements else 32
 
 
 def _vector_access(call: Call) -> int:
     """8 where 16-byte accesses are legal for every row and every result, and the columns of a vector are rotated alike, else 1."""
     whole = call.size("D") % 8 == 0 and (not _ropes(call) or call.size("R") % 16 == 0)
     return 8 if whole and all(layout.aligned for name, layout in call.layouts if name != "rstd") else 1
+
+
+def _full(call: Call) -> bool:
+    """Every thread of a row has eight columns, in vectors."""
+    return _vector_access(call) == 8 and call.size("D") == _lanes(call) * 8
+
+
+def _each(call: Call) -> int:
+    """Neighbouring heads that a group of threads of backward.cu has at a time; they are of one position."""
+    return 2 if _full(call) and _element(call) != 0 and call.size("N") % 2 == 0 else 1
+
+
+def _own(call: Call) -> bool:
+    """Gradients in the element type, if that is not FP32."""
+    return call.grad_dtype != "float32" and _element(call) != 0
 
 
 def _kernel(entry: str, choices: dict[str, int]) -> CudaKernel:
@@ -113,34 +131,48 @@ def _choices(call: Call) -> dict[str, int]:
         "ELEMENT": _element(call),
         "VEC": _vector_access(call),
         "LANES": _lanes(call),
-        "NORM": int(_norms(call)),
+        "FULL": int(_full(call)),
         "ROPE": int(_ropes(call)),
     }
 
 
 def _forward(call: Call) -> list[Launch]:
-    """As many groups of threads as a position has heads for, at most all of a block; or one, which reads the angles once."""
-    groups, ahead = _FORWARD_THREADS // _lanes(call), 1 if _element(call) == 0 else 2
-    code = _kernel("forward", _choices(call) | {"BACK": int(call.backward)})
-    most = 1
-    while most < groups and most * ahead < call.size("N"):
-        most *= 2
-    return [
-        Launch(code, -(-call.rows // (groups // across)), _FORWARD_THREADS, arguments=(across,))
-        for across in dict.fromkeys((most, 1))
-    ]
+    """As many groups of threads as a position has heads for, in the fewest turns; several positions where these are few."""
+    lanes, each = _lanes(call), 7 if _full(call) and _element(call) != 0 else 4
+    code = _kernel("forward", _choices(call) | {"NORM": int(_norms(call)), "BACK": int(call.backward)})
+    heads, most = call.size("N"), _FORWARD_MOST // lanes
+    turns = -(-heads // (most * each))
+    across = -(-heads // (turns * each))
+    found = []
+    for groups in dict.fromkeys((max(_FORWARD_USUAL // lanes, across), most)):
+        positions = groups // across
+        threads = -(-positions * across * lanes // 32) * 32
+        found.append(Launch(code, -(-call.rows // positions), threads, arguments=(across,)))
+    return found
 
 
-def _backward(call: Call, tile: int) -> Launch:
-    choices = {name: value for name, value in _choices(call).items() if name != "NORM"}
-    code = _kernel("backward", choices | {"SUMS": int("grad_weight" in call.wanted)})
-    return Launch(code, -(-call.rows * call.size("N") // tile), _BACKWARD_THREADS, arguments=(tile,))
+def _threads(call: Call) -> tuple[int, ...]:
+    """Of a block of backward.cu that adds terms up: the fewer the tiles, the more threads share one."""
+    each_has = -(-call.rows * call.size("N") // TILE) / call.device.multiprocessors
+    usual = _MANY if each_has <= 1 else 2 * _FEW if each_has <= 3 else _FEW
+    most = _MANY if _full(call) else 2 * _FEW
+    return tuple(dict.fromkeys(min(threads, most) for threads in (usual, _FEW, 2 * _FEW, _MANY)))
 
 
-def _steps(call: Call, *strides: tuple[int, int]) -> tuple[int, ...]:
+def _backward(call: Call, tile: int, threads: int) -> Launch:
+    sums, each, size = "grad_weight" in call.wanted, _each(call), 4 if _element(call) == 0 else 2
+    code = _kernel("backward", _choices(call) | {"EACH": each, "OWN": int(_own(call)), "SUMS": int(sums)})
+    flight = threads * each * 2 * 8 * size
+    row = threads * 8 * size if _vector_access(call) == 1 and _ropes(call) else 0
+    terms = 2 * threads * each * 8 * 4 if sums else 0
+    shared = flight + row + terms
+    return Launch(code, -(-call.rows * call.size("N") // tile), threads, shared, arguments=(tile,))
+
+
+def _steps(call: Call, stride: int, *strides: tuple[int, int]) -> tuple[int, ...]:
     """How a group of backward.cu goes on: positions, heads, and for each pair of strides the elements without and with a wrap."""
     heads = call.size("N")
-    whole, more = divmod(_BACKWARD_THREADS // _lanes(call), heads)
+    whole, more = divmod(stride, heads)
     steps = [(whole * row + more * head, (whole + 1) * row + (more - heads) * head) for row, head in strides]
     return (whole, more, *(number for step in steps for number in step))
 
@@ -150,6 +182,10 @@ def _shares(call: Call, rows: int) -> tuple[int, ...]:
     return (TILE, _LEAST_SHARE) if rows >= 8 * TILE * call.device.multiprocessors else (_LEAST_SHARE, TILE)
 
 
+BETWEEN = {"D": (192,)}
+"""For the sweep: columns that thirty-two threads hold in vectors, though not all of them."""
+
+
 def builds() -> tuple[Build, ...]:
     """Every kernel that a call can reach, for the audit."""
-    return cuda_builds(SPEC, plans)
+    return cuda_builds(SPEC, plans, BETWEEN)

@@ -1,5 +1,5 @@
 // Rows of heads, (position, head) by at most 256 columns: LANES threads share one, 16 up to 128 columns, else 32, and each has
-// eight columns. `own` is a row in shared memory, where a thread finds the columns that its own are rotated with.
+// eight columns. FULL 1: there are LANES * 8 columns, with VEC 8.
 //
 //   y[j]        = rd(rd(x[j] * c[j]) - rd(x[j + half] * s[j]))                 j < half = rotated / 2
 //   y[j + half] = rd(rd(x[j + half] * c[j + half]) + rd(x[j] * s[j + half]))   columns from `rotated` on pass as they are
@@ -14,6 +14,13 @@
 #include "row.cuh"
 
 constexpr int COLUMNS = LANES * 8;  // of a row, with what pads it
+
+// weight * (rstd * x), not yet rounded to the element type.
+__device__ __forceinline__ Floats<8> weighted(Floats<8> x, float rstd, const Floats<8>& weight) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x.at[e] = mul(weight.at[e], mul(rstd, x.at[e]));
+  return x;
+}
 
 // --- element by element, each rounded once ----------------------------------------------------------------------------
 //
@@ -105,17 +112,27 @@ __device__ __forceinline__ Angles read_angles(const float* cosine, const float* 
 constexpr int BITS = 8 * (int)sizeof(element);
 __device__ __forceinline__ unsigned mask_of(int e) { return BITS == 32 ? 0xffffffffu : 0xffffu << (e * BITS % 32); }
 
-// Eight rotated columns of the row `own`, of which `raw` are this thread's.
-template <bool Back>
-__device__ __forceinline__ Raw<8> rotated(const element* own, const Raw<8>& raw, const Angles& a, int d, const Rotation& by) {
+// What other threads of a row have of the columns that those of this one are rotated with. The whole warp is here;
+// where vectors of eight columns are not rotated alike, `own` is room for the row in shared memory.
+__device__ __forceinline__ Raw<8> partners(element* own, const Raw<8>& raw, int d, const Rotation& by) {
   Raw<8> other = {};
 #if VEC == 8
-  read_words(other.at, own + by.partner(d));
+#pragma unroll
+  for (int w = 0; w < Raw<8>::WORDS; ++w) other.at[w] = __shfl_sync(0xffffffffu, raw.at[w], by.partner(d) / 8, LANES);
 #else
+  __syncwarp();  // the row before has been read
+  write_words(own + d, raw.at);
+  __syncwarp();
 #pragma unroll
   for (int e = 0; e < 8; ++e) other.at[e * BITS / 32] |= bits_of(own[by.partner(d + e)]) << (e * BITS % 32);
 #endif
-  Raw<8> out = plus(times(raw, a.cosine), times(other, a.sine));
+  return other;
+}
+
+// Eight rotated columns, of which `raw` are this thread's.
+template <bool Back>
+__device__ __forceinline__ Raw<8> rotated(element* own, const Raw<8>& raw, const Angles& a, int d, const Rotation& by) {
+  Raw<8> out = plus(times(raw, a.cosine), times(partners(own, raw, d, by), a.sine));
 #if VEC == 8
   const bool passes = d >= by.rotated;
 #pragma unroll
