@@ -34,7 +34,7 @@ def attention(
         cu_seqlens: (N + 1,) int32 or int64, ascending from 0 to S_q: B is 1 and holds N documents, each its own sequence.
         cu_seqlens_k: as much for the keys, where they are packed otherwise.
         contract: ``"cudnn"`` or ``"fa2"``, see the README.
-        backend: ``"cuda"`` (Hopper, no documents), ``"triton"`` or ``"reference"``; by default the fastest that can. All have
+        backend: ``"cuda"`` (Hopper), ``"triton"`` or ``"reference"``; by default the fastest that can. All have
             the same bits.
 
     Returns:

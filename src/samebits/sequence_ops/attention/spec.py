@@ -34,7 +34,7 @@ SPEC = SequenceSpec(
     ),
     contracts=tuple(recipe.contract for recipe in RECIPES.values()),
     backends=(
-        BackendSpec("cuda", min_arch=90, note="compute capability 9.0 alone, no documents, tensors that TMA can read"),
+        BackendSpec("cuda", min_arch=90, note="compute capability 9.0 alone, tensors that TMA can read"),
         BackendSpec("triton", min_arch=80),
         BackendSpec("reference"),
     ),
