@@ -205,3 +205,26 @@ def test_what_was_measured_before_a_run_stopped_is_left(tmp_path, capsys):
         results.record(tmp_path / "lines.jsonl", stopped())
     assert json.loads((tmp_path / "lines.jsonl").read_text())["us"] == 1.0
     assert "2.0 (2.00x)" in capsys.readouterr().out
+
+
+def test_a_run_that_is_stopped_leaves_what_it_measured_and_the_old_results(tmp_path):
+    path, part = tmp_path / "any.jsonl", tmp_path / "any.jsonl.part"
+    results.write(path, [{"op": "old"}])
+
+    def stopped():
+        yield {"op": "one"}
+        yield {"op": "two"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        results.gather(path, stopped())
+    assert _lines(path) == [{"op": "old"}]
+    assert _lines(part) == [{"op": "one"}, {"op": "two"}]
+    assert results.gather(path, iter([{"op": "new"}])) == [{"op": "new"}]
+    assert _lines(path) == [{"op": "new"}]
+    assert not part.exists()
+    assert results.gather(None, iter([{"op": "new"}])) == [{"op": "new"}]
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

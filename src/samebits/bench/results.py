@@ -130,6 +130,20 @@ def write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     temporary.replace(path)
 
 
+def gather(path: Path | None, lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All lines, which then replace the file at ``path``; until then, and if the run is stopped, they are in ``<path>.part``."""
+    found: list[dict[str, Any]] = []
+    if path is None:
+        return list(lines)
+    part = path.with_name(f"{path.name}.part")
+    for line in lines:
+        found.append(line)
+        write(part, found)
+    write(path, found)
+    part.unlink(missing_ok=True)
+    return found
+
+
 def record(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Print lines as they come and write the file anew with each, so that a run that is stopped has left what it measured."""
     kept = []

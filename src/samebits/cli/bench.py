@@ -58,11 +58,7 @@ def bench(
     from samebits.bench.run import Settings
 
     compile_seconds = QUICK_COMPILE_SECONDS if quick else FULL_COMPILE_SECONDS
-    lines = _run(spec, cases, Settings(contracts, backends, peers, compile_seconds, seconds))
-    if out is not None:
-        from samebits.bench import results
-
-        results.write(out, lines)
+    lines = _run(spec, cases, Settings(contracts, backends, peers, compile_seconds, seconds), out)
     _print(lines)
     if out is not None:
         output.console().print(f"{len(lines)} lines in {out}")
@@ -119,16 +115,16 @@ def _need_gpu() -> None:
         )
 
 
-def _run(spec: Declared, cases: tuple[Case, ...], settings: Settings) -> list[dict[str, Any]]:
+def _run(spec: Declared, cases: tuple[Case, ...], settings: Settings, out: Path | None) -> list[dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from samebits import environment
+    from samebits.bench import results
     from samebits.bench.run import run
     from samebits.bench.timing import CudaMachine
 
     machine = CudaMachine()
-    lines: list[dict[str, Any]] = []
     told = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=told, disable=not told.is_terminal) as progress:
@@ -140,7 +136,7 @@ def _run(spec: Declared, cases: tuple[Case, ...], settings: Settings) -> list[di
                 print(f"bench {case.title}", flush=True)
 
         measure = functools.partial(run, registry.operator(spec.name)) if isinstance(spec, OpSpec) else _of(spec)
-        lines.extend(measure(cases, settings, machine, environment.collect(), begin))
+        lines = results.gather(out, measure(cases, settings, machine, environment.collect(), begin))
         progress.update(task, completed=len(cases))
     return lines
 
