@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -346,8 +347,11 @@ def _recorded_speed(run: _Run) -> tuple[tuple[dict[str, Any], ...] | None, str]:
     verdicts, unheard = targets.judge(lines)
     met = sum(verdict.met is True for verdict in verdicts)
     measured = [line for line in lines if "skipped" not in line]
-    stamps = dict.fromkeys(f"{line['gpu']} at commit {line['commit'][:12]}" for line in measured)
-    run.say(None, f"speed, recorded on {', '.join(stamps)}: {met} of {len(verdicts) + len(unheard)} targets met")
+    commits: dict[str, dict[str, None]] = {}
+    for line in measured:  # a commit may have words behind it that say what was not committed yet
+        commits.setdefault(line["gpu"], {})[re.split(r"[ ,]", line["commit"])[0][:12]] = None
+    stamps = (f"{gpu} at commit {', '.join(known)}" for gpu, known in commits.items())
+    run.say(None, f"speed, recorded on {'; '.join(stamps)}: {met} of {len(verdicts) + len(unheard)} targets met")
     shown = ", ".join(f"{path.relative_to(root)}{_committed(root, path)}" for path in files)
     return tuple(lines), f"Recorded elsewhere and read from {shown}. This run measured no time."
 
