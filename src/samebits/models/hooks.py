@@ -12,6 +12,12 @@ from torch.nn.modules import module as torch_module
 from samebits.exact.compare import same_bits
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether a call of the module is more than its forward."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or torch_module._has_any_global_hook()
+
+
 def show(module: nn.Module, name: str, given: Callable[[], Tensor]) -> None:
     """Call a module for the sake of its hooks alone, if it has any; ``given`` makes what it takes.
 
@@ -21,11 +27,11 @@ def show(module: nn.Module, name: str, given: Callable[[], Tensor]) -> None:
     Raises:
         RuntimeError: a hook wants to change what the module takes or returns, or its gradients, which would be lost.
     """
+    if not hooked(module):
+        return
     backward = module._backward_hooks or module._backward_pre_hooks
     forward = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     everywhere = torch_module._has_any_global_hook()
-    if not (backward or forward or everywhere):
-        return
     with torch.no_grad():
         taken = given()
         if not (backward or everywhere) and all(getattr(hook, "samebits_only_looks", False) for hook in forward):

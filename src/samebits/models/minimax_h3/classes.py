@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from torch.nn.modules import module as torch_module
 
 import samebits
-from samebits.models.hooks import show
+from samebits.models.hooks import hooked, show
 from samebits.models.minimax_h3 import known
 from samebits.models.sites import SITES, Site
 
@@ -206,9 +205,7 @@ def _projections(x: Tensor, *members: Any) -> tuple[Tensor, ...]:
 
 def _plain(member: Any) -> bool:
     """Whether this is our linear, with no adapter around it, no hook on it and no other forward in its place."""
-    hooks = member._forward_hooks or member._forward_pre_hooks or member._backward_hooks or member._backward_pre_hooks
-    other = "forward" in vars(member) or hooks or torch_module._has_any_global_hook()
-    return type(member) is Linear and not other
+    return type(member) is Linear and "forward" not in vars(member) and not hooked(member)
 
 
 REPLACED: dict[type, type] = {
