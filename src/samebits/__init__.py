@@ -16,6 +16,7 @@ _HOMES = {
     "policy": "samebits.dispatch",
     "force_plan": "samebits.dispatch",
     "UnsupportedError": "samebits.dispatch",
+    "bits_of": "samebits.exact.elementary",
     "explain": "samebits.explaining",
     "segments": "samebits.segmentation",
     "Segments": "samebits.segmentation",

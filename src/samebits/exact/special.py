@@ -32,36 +32,48 @@ FRACTIONS = 2**23
 def ex2_approx(x: Tensor) -> Tensor:
     """2^x, FP32: ``ex2.approx.ftz.f32``. A subnormal argument is zero, a result below 2^-126 is +0."""
     _need_fp32(x)
-    if x.is_cuda:
-        return _instruction("ex2.approx.ftz.f32 $0, $1;", x)
-    wide = torch.where(x.abs() < SMALLEST_NORMAL, 0.0, x).double()
-    cut = (wide.nan_to_num(0.0).clamp(-256.0, 256.0).abs() * FRACTIONS).floor().long()
-    fixed = torch.where(wide < 0, torch.where((wide == wide.floor()) | (cut == 0), -cut, ~cut), cut)
-    whole, fraction = fixed >> 23, fixed & (FRACTIONS - 1)
-    value = (_powers()[fraction] + (whole.clamp(-126, 127) << 23)).int().view(torch.float32)
-    value = torch.where(whole < -126, 0.0, torch.where(whole > 127, math.inf, value))
-    return torch.where(x.isnan(), x, value)
+    return _instruction("ex2.approx.ftz.f32 $0, $1;", x) if x.is_cuda else ex2_of_table(x)
 
 
 def rcp_approx(x: Tensor) -> Tensor:
-    """1 / x, FP32: ``div.full.f32 1, x``, which is the unit's reciprocal for 2^-126 <= |x| <= 2^126."""
+    """1 / x, FP32: ``div.full.f32 1, x``: the unit's reciprocal, of an x scaled by 2^24 below 2^-126 and by 1/4 above 2^126."""
     _need_fp32(x)
-    if x.is_cuda:
-        return _instruction("div.full.f32 $0, 0f3F800000, $1;", x)
-    quotient = 1.0 / x
-    ulps = _ulps("rcp")[(x.contiguous().view(torch.int32) & (FRACTIONS - 1)).long()]
-    inside = (x.abs() >= SMALLEST_NORMAL) & (x.abs() <= 1.0 / SMALLEST_NORMAL)
-    return torch.where(inside, (quotient.contiguous().view(torch.int32) + ulps).view(torch.float32), quotient)
+    return _instruction("div.full.f32 $0, 0f3F800000, $1;", x) if x.is_cuda else rcp_of_table(x)
 
 
 def rsqrt_approx(x: Tensor) -> Tensor:
     """1 / sqrt(x), FP32: ``rsqrt.approx.ftz.f32``. A subnormal argument counts as zero: infinity."""
     _need_fp32(x)
-    if x.is_cuda:
-        return _instruction("rsqrt.approx.ftz.f32 $0, $1;", x)
+    return _instruction("rsqrt.approx.ftz.f32 $0, $1;", x) if x.is_cuda else rsqrt_of_table(x)
+
+
+def ex2_of_table(x: Tensor) -> Tensor:
+    """:func:`ex2_approx` by the table, on any device."""
+    wide = torch.where(x.abs() < SMALLEST_NORMAL, 0.0, x).double()
+    cut = (wide.nan_to_num(0.0).clamp(-256.0, 256.0).abs() * FRACTIONS).floor().long()
+    fixed = torch.where(wide < 0, torch.where((wide == wide.floor()) | (cut == 0), -cut, ~cut), cut)
+    whole, fraction = fixed >> 23, fixed & (FRACTIONS - 1)
+    value = (_powers(x.device)[fraction] + (whole.clamp(-126, 127) << 23)).int().view(torch.float32)
+    value = torch.where(whole < -126, 0.0, torch.where(whole > 127, math.inf, value))
+    return torch.where(x.isnan(), x, value)
+
+
+def rcp_of_table(x: Tensor) -> Tensor:
+    """:func:`rcp_approx` by the table, on any device."""
+    size = x.abs()
+    scale = torch.where(size < SMALLEST_NORMAL, 2.0**24, torch.where(size > 1.0 / SMALLEST_NORMAL, 0.25, 1.0)).to(x)
+    inner = x * scale
+    quotient = 1.0 / inner
+    ulps = _ulps("rcp", x.device)[(inner.view(torch.int32) & (FRACTIONS - 1)).long()]
+    corrected = (quotient.view(torch.int32) + ulps).view(torch.float32)
+    return torch.where(inner.isfinite() & (inner != 0), corrected, quotient) * scale
+
+
+def rsqrt_of_table(x: Tensor) -> Tensor:
+    """:func:`rsqrt_approx` by the table, on any device."""
     word = x.contiguous().view(torch.int32)
     fraction, odd = (word & (FRACTIONS - 1)).long(), (word >> 23) & 1 == 0  # biased by an odd number
-    even_ulps, odd_ulps = (_ulps(name)[fraction] for name in TABLES[2:])
+    even_ulps, odd_ulps = (_ulps(name, x.device)[fraction] for name in TABLES[2:])
     ulps = torch.where(odd, odd_ulps, even_ulps)
     root = (1.0 / x.double().sqrt()).float()
     corrected = (root.contiguous().view(torch.int32) + ulps).view(torch.float32)
@@ -108,9 +120,10 @@ def _need_fp32(x: Tensor) -> None:
 
 
 @functools.cache
-def _powers() -> Tensor:
+def _powers(device: torch.device) -> Tensor:
     """(2^23,) int32: the bits of what the unit gives for each fraction."""
-    return _ex2_rounded(torch.arange(FRACTIONS, dtype=torch.float64) / FRACTIONS).view(torch.int32) + _ulps("ex2")
+    exact = _ex2_rounded(torch.arange(FRACTIONS, dtype=torch.float64) / FRACTIONS).view(torch.int32)
+    return exact.to(device) + _ulps("ex2", device)
 
 
 def _ex2_rounded(x: Tensor) -> Tensor:
@@ -123,8 +136,8 @@ def _ex2_rounded(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _ulps(name: str) -> Tensor:
+def _ulps(name: str, device: torch.device) -> Tensor:
     """(2^23,) int32."""
     raw = lzma.decompress((files("samebits.exact") / "special_sm_90.xz").read_bytes())
     at = TABLES.index(name) * FRACTIONS
-    return torch.from_numpy(np.frombuffer(raw, np.int8, FRACTIONS, at).astype(np.int32))
+    return torch.from_numpy(np.frombuffer(raw, np.int8, FRACTIONS, at).astype(np.int32)).to(device)

@@ -7,6 +7,7 @@ backward is portable where only the forward uses a device function. NaNs are mad
 
     python -m samebits.verify.goldens write tests/golden/sm_90.json --device cuda --backend cuda
     python -m samebits.verify.goldens compare tests/golden/sm_90.json
+    python -m samebits.verify.goldens compare tests/golden/sm_90.json --device cpu   # the GPU's bits on a laptop
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from samebits import catalogue, registry
 from samebits.checks import DTYPES
 from samebits.contract import OpSpec, Pass, TensorArg
 from samebits.exact.bits import canonical_nan, digest
+from samebits.exact.elementary import bits_of
 from samebits.verify import inputs
 from samebits.verify.operators import derived, draw, stream_name
 from samebits.verify.report import environment
@@ -68,25 +70,37 @@ def standard_cases(axis: str) -> tuple[Case, ...]:
     )
 
 
-def compute(device: str, backend: str | None, only: Sequence[str] = ()) -> dict[str, str]:
-    """``{"op/contract/direction/case/result": digest}`` of the named operators (default all). On a CPU: the portable ones."""
+def compute(
+    device: str, backend: str | None, only: Sequence[str] = (), architecture: str | None = None
+) -> dict[str, str]:
+    """``{"op/contract/direction/case/result": digest}`` of the named operators (default all).
+
+    On a CPU: the portable ones, or with ``architecture`` all, as a GPU of that architecture gives them.
+    """
+    if architecture is not None:
+        with bits_of(architecture):
+            return _compute(device, backend, only, whole=True)
+    return _compute(device, backend, only, whole=device != "cpu")
+
+
+def _compute(device: str, backend: str | None, only: Sequence[str], whole: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in only or catalogue.names():
         declared = catalogue.declared(name)
         for contract in declared.contracts:
             if backend is not None and not declared.keeps(backend, contract.name):
                 continue
-            for key, value in _digested(name, contract.name, device, backend):
-                if device != "cpu" or is_portable(key):
+            for key, value in _digested(name, contract.name, device, backend, whole):
+                if whole or is_portable(key):
                     found[key] = digest(canonical_nan(value))
     return found
 
 
-def _digested(name: str, contract: str, device: str, backend: str | None) -> Iterator[tuple[str, Tensor]]:
+def _digested(name: str, contract: str, device: str, backend: str | None, whole: bool) -> Iterator[tuple[str, Tensor]]:
     """Every result of every case of an operator, by its key."""
     cases = catalogue.part(name, "cases")
     if name in catalogue.of_sequences():
-        if device == "cpu" and not _portable_results(name):
+        if not whole and not _portable_results(name):
             return  # minutes of work for nothing
         for direction, case, result, value in cases.results(contract, torch.device(device), backend):
             yield f"{name}/{contract}/{direction}/{case}/{result}", value
@@ -149,9 +163,17 @@ def write(path: Path, device: str = "cpu", backend: str | None = "reference") ->
 
 
 def compare(path: Path, device: str | None = None, backend: str | None = None) -> list[str]:
-    """What differs from the file when computed now, by default on its own kind of device and backend; empty if nothing does."""
+    """What differs from the file when computed now, by default on its own kind of device and backend; empty if nothing does.
+
+    A GPU's file can be compared on a CPU, whose references then have that GPU's elementary functions.
+    """
     stored = json.loads(path.read_text())
-    now = compute(device or stored["device"], backend or stored["backend"])
+    elsewhere = device == "cpu" and stored["device"] != "cpu"
+    now = compute(
+        device or stored["device"],
+        backend or ("reference" if elsewhere else stored["backend"]),
+        architecture=path.stem if elsewhere else None,
+    )
     return differences(stored["digests"], now, AWAITING_GPU.get(path.stem, ()))
 
 

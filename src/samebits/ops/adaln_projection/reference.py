@@ -1,7 +1,7 @@
 """Defines the bits of ``adaln_projection``. One FP32 rounding per written operation; runs on any device.
 
-``exp`` is the device's own: bits are compared between backends of one device, not across devices. The tensor core is an
-exact integer model (:mod:`samebits.exact.tensor_core`).
+``exp`` is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU. The tensor core is an exact integer model
+(:mod:`samebits.exact.tensor_core`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold, tensor_core
+from samebits.exact import elementary, fold, tensor_core
 from samebits.exact.fma import fma
 
 VECTOR, LANES = 8, 32
@@ -23,15 +23,9 @@ _HELD = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements in work at a time."""
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), every operation rounded."""
-    one = torch.ones_like(x)
-    return one / (one + torch.exp(-x))
-
-
 def activation(temb: Tensor, dtype: torch.dtype) -> Tensor:
     """silu(temb) = temb / (1 + exp(-temb)) in FP32, rounded once to the dtype of the weight."""
-    return (temb / (torch.ones_like(temb) + torch.exp(-temb))).to(dtype)
+    return (temb / (torch.ones_like(temb) + elementary.exp(-temb))).to(dtype)
 
 
 def forward(temb: Tensor, weight: Tensor, bias: Tensor, contract: str) -> Tensor:
@@ -85,7 +79,7 @@ def _fold_chains(g: Tensor, w: Tensor) -> Tensor:
 
 def backward_temb(grad: Tensor, temb: Tensor, weight: Tensor) -> Tensor:
     """(T, D) FP32: (grad_act * s) * (1 + temb * (1 - s)), s = sigmoid(temb)."""
-    gate = sigmoid(temb)
+    gate = elementary.sigmoid(temb)
     one = torch.ones_like(temb)
     return (backward_activation(grad, weight) * gate) * (one + temb * (one - gate))
 

@@ -1,6 +1,6 @@
 """Defines the bits of ``fp32_gemm_rms``. One FP32 rounding per written operation; runs on any device.
 
-``rsqrt`` (RMS form dsv4) is the device's own: bits are compared between backends of one device, not across devices.
+``rsqrt`` (RMS form dsv4) is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 from samebits.ops.fp32_gemm_rms import fast
 
 _PRODUCTS = 2**22
@@ -57,7 +57,7 @@ def rms(squares: Tensor, size: int, eps: float, contract: str) -> tuple[Tensor, 
     """(r, q) of a sum of squares over ``size`` elements."""
     if is_dsv4(contract):
         q = squares / _like(squares, size)
-        return torch.rsqrt(q + _like(q, eps)), q
+        return elementary.rsqrt(q + _like(q, eps)), q
     q = _sqrt(squares) / _like(squares, math.sqrt(size))
     return _like(q, 1.0) / (q + _like(q, eps)), q
 

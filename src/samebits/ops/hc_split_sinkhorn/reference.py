@@ -1,6 +1,6 @@
 """Defines the bits of ``hc_split_sinkhorn``. One FP32 rounding per written operation; runs on any device.
 
-``exp`` and ``sigmoid`` are the device's own: the bits are compared between backends of one device, not across devices.
+``exp`` and ``sigmoid`` are the device's own; ``samebits.bits_of`` gives a CPU those of a GPU.
 Every division is tensor by tensor: tensor / python-number would be a product with the reciprocal on CUDA.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 
 STREAMS = 4
 EPS = 1e-6
@@ -36,7 +36,7 @@ def softmax(comb_logits: Tensor) -> Tensor:
     """Over the destination j: exp(l - max) / ((e0 + e1) + (e2 + e3)). The maximum lets NaN through."""
     l0, l1, l2, l3 = comb_logits.unbind(-1)
     largest = torch.maximum(torch.maximum(l0, l1), torch.maximum(l2, l3))
-    exponentials = torch.exp(comb_logits - largest[..., None])
+    exponentials = elementary.exp(comb_logits - largest[..., None])
     return exponentials / fold.tree4(exponentials, -1)[..., None]
 
 
@@ -54,11 +54,16 @@ def forward(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """logits [T, 24] to (pre [T, 4], post [T, 4], comb [T, 4, 4]), FP32; comb[i, j] leads from stream i to stream j."""
     pre, post, comb = split(logits)
     matrix, _ = sinkhorn(_plus_eps(softmax(comb)))
-    return _plus_eps(torch.sigmoid(pre)), 2 * torch.sigmoid(post), matrix
+    return _plus_eps(_sigmoid(pre)), 2 * _sigmoid(post), matrix
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """torch's own, with which the published digests were made on a CPU; on a GPU it is that of ``exact.elementary``."""
+    return elementary.sigmoid(x) if elementary.modelled(x) else torch.sigmoid(x)
 
 
 def _sigmoid_slope(logits: Tensor) -> Tensor:
-    value = torch.sigmoid(logits)
+    value = _sigmoid(logits)
     return value * (torch.ones_like(value) - value)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 from samebits.ops.fp32_gemm_rms import reference as gemm_rms
 from samebits.ops.h_aggregate import reference as h_aggregate
 from samebits.ops.mhc_pre import reference as mhc_pre
@@ -18,16 +18,9 @@ EPS = 1e-6
 FORWARD = ("hidden", "pre", "logits", "proj", "r", "q")
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), which torch.sigmoid is on a GPU. On a CPU that one has another formula for the last elements of a
-    dense tensor, so a row would depend on its neighbours."""
-    one = torch.ones_like(x)
-    return one / (one + torch.exp(-x))
-
-
 def gate(logits: Tensor) -> Tensor:
     """sigmoid(logits) + eps."""
-    value = sigmoid(logits)
+    value = elementary.sigmoid(logits)
     return value + torch.full_like(value, EPS)
 
 
@@ -37,14 +30,14 @@ def forward(
     """The results named in ``FORWARD``."""
     proj, r, q = gemm_rms.forward(residual.flatten(1), weight, eps, contract)
     logits = mhc_pre.affine(proj, r, gain, bias)
-    gate = sigmoid(logits)
+    gate = elementary.sigmoid(logits)
     pre = gate + torch.full_like(gate, EPS)
     return h_aggregate.forward(pre, residual), pre, logits, proj, r, q
 
 
 def backward_logits(grad_pre: Tensor, logits: Tensor) -> Tensor:
     """grad_pre * (s * (1 - s)), s = sigmoid(logits)."""
-    gate = sigmoid(logits)
+    gate = elementary.sigmoid(logits)
     return grad_pre * (gate * (torch.ones_like(gate) - gate))
 
 

@@ -1,6 +1,6 @@
 """Defines the bits of ``rmsnorm`` and of what other operators take from it. One FP32 rounding per written operation.
 
-``rsqrt`` is the device's own (``torch.rsqrt``): the bits are compared between backends of one device, not across devices.
+``rsqrt`` is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU.
 A function named after a stored value returns it as FP32 that the element type can hold.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import norm_sums, segment_sums
+from samebits.exact import elementary, norm_sums, segment_sums
 
 
 def over_count(value: Tensor, count: int) -> Tensor:
@@ -21,7 +21,7 @@ def over_count(value: Tensor, count: int) -> Tensor:
 def rstd_of(x: Tensor, eps: float) -> Tensor:
     """rsqrt(sum(x*x) / H + eps), the sum in torch's order."""
     total = norm_sums.squares_of_torch_norm(x.float())
-    return torch.rsqrt(over_count(total, x.shape[-1]) + torch.full_like(total, eps))
+    return elementary.rsqrt(over_count(total, x.shape[-1]) + torch.full_like(total, eps))
 
 
 def normed(x: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Defines the bits of ``rmsnorm_residual``. One FP32 rounding per written operation; runs on any device.
 
-``rsqrt`` is the device's own (``torch.rsqrt``): the bits are compared between backends of one device, not across devices.
+``rsqrt`` is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 
 _FOLD_OVER_D = {"ascending": lambda terms: fold.left_fold(terms, -1), "tree512": fold.tree512}
 
@@ -23,7 +23,7 @@ def forward(x: Tensor, gamma: Tensor, eps: float, contract: str) -> tuple[Tensor
     """(y, rstd): rstd = rsqrt(sum(x*x) / D + eps), y = bf16((x * rstd) * gamma)."""
     wide = x.float()
     total = _FOLD_OVER_D[contract](wide * wide)
-    rstd = torch.rsqrt(_over(total, x.shape[-1]) + torch.full_like(total, eps))
+    rstd = elementary.rsqrt(_over(total, x.shape[-1]) + torch.full_like(total, eps))
     return ((wide * rstd[..., None]) * gamma).bfloat16(), rstd
 
 

@@ -1,6 +1,6 @@
 """Defines the bits of ``swiglu``. One FP32 rounding per written operation, then one to the dtype of the rows where ``rd`` says.
 
-``exp`` is the device's own: the bits are compared between backends of one device, not across devices.
+``exp`` is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
+from samebits.exact import elementary
 from samebits.exact.fma import fma
 
 
@@ -30,14 +31,14 @@ def backward(grad: Tensor, x: Tensor) -> Tensor:
 def silu(gate: Tensor) -> Tensor:
     """gate / (1 + exp(-gate)) in FP32, then rounded to the dtype of the gate."""
     wide = gate.float()
-    return (wide / (1 + torch.exp(-wide))).to(gate.dtype)
+    return (wide / (1 + elementary.exp(-wide))).to(gate.dtype)
 
 
 def silu_gradient(grad: Tensor, gate: Tensor) -> Tensor:
     """(grad * s) * fma(gate, 1 - s, 1) in FP32 with s = 1 / (1 + exp(-gate)), then rounded to the dtype of the gate."""
     wide = gate.float()
     one = torch.ones_like(wide)
-    s = one / (1 + torch.exp(-wide))
+    s = one / (1 + elementary.exp(-wide))
     return ((grad.float() * s) * fma(wide, 1 - s, one)).to(gate.dtype)
 
 

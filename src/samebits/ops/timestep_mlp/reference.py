@@ -1,6 +1,6 @@
 """Defines the bits of ``timestep_mlp``. One FP32 rounding per written operation; runs on any device.
 
-``exp`` is the device's own: the bits are compared between backends of one device, not across devices. A fused multiply-add is
+``exp`` is the device's own; ``samebits.bits_of`` gives a CPU that of a GPU. A fused multiply-add is
 :func:`samebits.exact.fma.fma`, which needs no such instruction.
 """
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 from samebits.exact.fma import fma
 
 LANES, VECTOR, CHUNK = 32, 4, 64
@@ -36,12 +36,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def silu(z: Tensor) -> Tensor:
-    return z / (1 + torch.exp(-z))
+    return z / (1 + elementary.exp(-z))
 
 
 def silu_slope(z: Tensor) -> Tensor:
     """s * (1 + z * (1 - s)) with s = 1 / (1 + exp(-z))."""
-    s = torch.ones_like(z) / (1 + torch.exp(-z))
+    s = torch.ones_like(z) / (1 + elementary.exp(-z))
     return s * (1 + z * (1 - s))
 
 

@@ -1,6 +1,6 @@
 """Defines the bits of ``timestep_sinusoid``. One FP32 rounding per written operation; runs on any device.
 
-``sin`` and ``cos`` are the device's own: the bits are compared between backends of one device, not across devices.
+``sin`` and ``cos`` are the device's own; ``samebits.bits_of`` gives a CPU those of a GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.dispatch import Call
-from samebits.exact import fold
+from samebits.exact import elementary, fold
 
 LARGEST_ARGUMENT = 65536.0
 
@@ -19,7 +19,7 @@ def forward(timestep: Tensor, frequencies: Tensor) -> Tensor:
     time = timestep.float()[:, None]
     argument = time * frequencies
     valid = (time >= 0) & (time <= 1) & (argument.abs() <= LARGEST_ARGUMENT)
-    features = torch.cat((torch.cos(argument), torch.sin(argument)), -1)
+    features = torch.cat((elementary.cos(argument), elementary.sin(argument)), -1)
     return torch.where(valid.repeat(1, 2), features, torch.nan)
 
 
