@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from samebits import dispatch, explain, linear, linear_backward, registry
 from samebits.audit import compile as compiling
 from samebits.audit.build import Build
 from samebits.dispatch import Call
+from samebits.emulate import cases as emulated
+from samebits.emulate import judge
 from samebits.exact import tensor_core
 from samebits.exact.bits import bits
 from samebits.ops.linear import cuda, wgmma
@@ -223,7 +226,10 @@ def test_launches_cover_every_tile_and_fit(rows: int) -> None:
         for plan in cuda.plans(call):
             assert {name for name, step in vars(plan).items() if step is not None} == set(call.wanted)
             for name, step in vars(plan).items():
-                if step is None or step.kernel.entry == "grad_bias":
+                if step is None:
+                    continue
+                if name == "grad_bias":
+                    _check_fold(step, n, call.layout("grad_y").aligned)
                     continue
                 macros, (cross, _) = dict(step.kernel.defines), step.arguments
                 sides = {"y": (rows, n), "grad_x": (rows, k), "grad_weight": (n, k)}[name]
@@ -245,6 +251,13 @@ def test_launches_cover_every_tile_and_fit(rows: int) -> None:
                 ]
                 vectors = all(layout.aligned for layout in read) and n % 8 == k % 8 == 0
                 assert macros["VEC"] == 1 or vectors or (name == "y" and k % 8 == 0)
+
+
+def _check_fold(step: Launch, outputs: int, aligned: bool) -> None:
+    macros = dict(step.kernel.defines)
+    assert step.block == 32 and step.grid == -(-outputs // 32)
+    assert macros["VEC"] == 1 or (aligned and outputs % 8 == 0 and macros["STAGES"] > 1)
+    assert step.shared == 2 * 32 * macros["ROWS"] * macros["STAGES"] <= 48 * 1024
 
 
 def _check_by_warpgroups(step: Launch, sides: tuple[int, int]) -> None:
@@ -296,6 +309,38 @@ def test_the_products_of_a_warpgroup_follow_one_another() -> None:
         "the first stage, and one in the loop: four steps of every block of 64 rows"
     )
     assert sum("gsb0" in step.operands for step in products) == 2
+
+
+def _folds() -> dict[int, Launch]:
+    """Of an aligned call, by VEC."""
+    call = next(c for c in _calls([264]) if c.wanted == ("grad_bias",) and c.aligned and c.size("N") % 8 == 0)
+    steps = [plan.grad_bias for plan in cuda.plans(call)]
+    return {dict(step.kernel.defines)["VEC"]: step for step in steps if step is not None}
+
+
+def test_the_rows_of_grad_bias_are_on_their_way_together() -> None:
+    """A load that might be left out is made where it is used, and then every row waits for memory: 1.2 ms for 3160 rows."""
+    folds = _folds()
+    assert set(folds) == {1, 8}
+    for vec, step in folds.items():
+        code = compiling.read(compiling.compile_build(Build(step.kernel, ("kchain",)), "sm_90")).kernel.instructions
+        marks = "".join({"LDG": "g", "LDS": "s", "FADD": "+"}.get(each.base, "") for each in code)
+        together = max(map(len, re.findall("g+" if vec == 1 else "s+", marks)))
+        assert together >= (32 if vec == 1 else 8), marks
+
+
+def test_grad_bias_goes_round_its_stages() -> None:
+    """More rows than are on their way at once, and a last stage that is not full."""
+    macros = dict(_folds()[8].kernel.defines)
+    rows = macros["ROWS"] * (macros["STAGES"] + 1) + 3
+    found = [
+        case
+        for case in emulated.candidates(registry.spec("linear"), rows=(rows,), sizes={"N": 40, "K": 1})
+        if case.call.wanted == ("grad_bias",) and case.call.has("start_bias")
+    ]
+    assert {dict(kernel.defines)["VEC"] for case in found for kernel in case.kernels} == {1, 8}
+    wrong = [str(finding) for case in found for finding in judge.findings(case)]
+    assert not wrong, "\n".join(wrong[:5])
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 131, 132])
@@ -380,6 +425,22 @@ def test_every_plan_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
                 assert _same(y, _y(given, backend="cuda")), (rows, outputs, size, index)
                 assert _same(wide, _y(given, backend="cuda", out_dtype=torch.float32)), (rows, outputs, size, index)
                 assert all(map(_same, grads, _gradients(given, *starts, backend="cuda"))), (rows, outputs, size, index)
+
+
+@GPU
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_every_plan_folds_many_rows(dtype: torch.dtype) -> None:
+    for rows, outputs in ((925, 5376), (3160, 104), (3160, 33)):
+        given = {name: value.cuda() for name, value in _drawn(rows, outputs, 8, dtype).items()}
+        start, wanted = torch.randn(outputs, device="cuda"), (False, False, True)
+        acc = start + 0.0
+        for row in given["grad"].float():
+            acc = acc + row
+        call = (given["grad"], given["x"], given["weight"], None, start)
+        for index in _indices("linear", *call, backward=True, wanted=wanted):
+            with dispatch.force_plan(index):
+                got = linear_backward(*call, backend="cuda", wanted=wanted)[2]
+            assert _same(got, acc), (rows, outputs, index)
 
 
 @GPU

@@ -29,6 +29,8 @@ BAND = 8
 _GRID = 2**31 - 1
 _STAGE = 64
 """Reduction indices of a stage."""
+_WARP = 32
+"""Threads and outputs of a block of grad_bias.cu."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,7 @@ def plans(call: Call) -> tuple[Plan, ...]:
     if "grad_weight" in call.wanted:
         weights = _product(call, "grad_weight").launches()
     if "grad_bias" in call.wanted:
-        kernel = CudaKernel("linear", "grad_bias", (("ELEMENT", ELEMENTS[call.layout("grad_y").dtype]),))
-        biases = [Launch(kernel, -(-call.size("N") // 64), 64)]
+        biases = _folds(call)
     count = max(len(xs), len(weights), len(biases), 1)
 
     def at(steps: list[Launch], index: int) -> Launch | None:
@@ -208,6 +209,19 @@ def _product(call: Call, result: str) -> _Product:
         boxes=vectors and apart and columns % 8 == 0 and 0 < call.rows < 2**30,
         multiprocessors=max(call.device.multiprocessors, 1),
     )
+
+
+def _folds(call: Call) -> list[Launch]:
+    """Every launch that may compute grad_bias, best first."""
+    grad, outputs = call.layout("grad_y"), call.size("N")
+
+    def step(vec: int, rows: int, stages: int) -> Launch:
+        defines = {"ELEMENT": ELEMENTS[grad.dtype], "VEC": vec, "ROWS": rows, "STAGES": stages}
+        kernel = CudaKernel("linear", "grad_bias", tuple(sorted(defines.items())))
+        return Launch(kernel, -(-outputs // _WARP), _WARP, 2 * stages * rows * _WARP)
+
+    by_element = step(1, 32, 0)
+    return [step(8, 64, 6), by_element] if outputs % 8 == 0 and grad.aligned else [by_element]
 
 
 def _reduced(call: Call, result: str) -> int:

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  tile_full = numbers + STAGES * NUMBER_BYTES, full = tile_full + 8, empty = full + 8 * STAGES, copied = empty + 8 * STAGES;
   if (threadIdx.x == 0) {
     tma::init(tile_full, 1), tma::init(copied, 1);
-    for (int i = 0; i < 8 * STAGES; i += 8) tma::init(full + i, 1 + 32), tma::init(empty + i, 4 * GROUPS);
+    for (int i = 0; i < 8 * STAGES; i += 8) tma::init(full + i, 1 + 32), tma::init(empty + i, 128 * GROUPS);
     tma::init_done();
   }
   __syncthreads();
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       ask(s, mine_k, q_blocks + from);
       wgmma::wait<1>();  // the step before is over, so ds and dp can share registers
       wgmma::pin(dk), wgmma::pin(dv), wgmma::pin(dp);
-      if (step > 0 && lane == 0) tma::arrive(empty + (step - 1) % STAGES * 8);
+      if (step > 0) tma::arrive(empty + (step - 1) % STAGES * 8);  // every lane, since each has read numbers there
       wgmma::fence();
       ask(dp, mine_v, g_blocks + from);
       tma::come(TURN + 1 - mine, 256);
