@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,18 @@ from browser.chromium import DESKTOP, PHONE, Browser, Seen
 from report import test_page as recorded
 from report import test_replays as replayed
 
-from samebits.report import load, pages, replays, write
+from samebits.report import load, model_replays, pages, replays, write
+
+
+def png(width: int, height: int) -> bytes:
+    """A white picture."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress((b"\0" + b"\xff" * width) * height))
+    return b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b"")
 
 
 def full() -> str:
@@ -17,10 +31,24 @@ def full() -> str:
     return write.render(load.Recorded((), None, recorded.AUDIT, (recorded.MODEL,) * 2, lines), recorded.STAMP)
 
 
+PICTURE = pages.Picture("nodes", "What a PNG shows.", png(1200, 400))
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def whole(name: str) -> str:
+    """The page of a committed record."""
+    return pages.tables_page(model_replays.page(load.replay(RECORDS / name)))
+
+
 PAGES = {
+    "a whole model": lambda: whole("minimax_h3_model_replay.json"),
+    "a generation": lambda: whole("minimax_h3_generation_replay.json"),
     "report, nothing run": lambda: write.render(load.Recorded(), recorded.STAMP),
     "report, full": full,
     "replay": lambda: pages.tables_page(replays.page(replayed.REPLAY)),
+    "replay, with a command and a picture": lambda: pages.tables_page(
+        dataclasses.replace(replays.page(replayed.REPLAY | {"command": "samebits replay " * 9}), pictures=[PICTURE])
+    ),
 }
 
 

@@ -141,6 +141,8 @@ def test_invariance(folder):
         ("trace", "models.py", "--backward"),
         ("trace", "models.py:good", "--rows", "-1"),
         ("invariance", "models.py:step"),
+        ("invariance", "models.py:fails"),
+        ("invariance", "models.py:depends", "--json", "no/folder/i.json"),
         ("invariance", "models.py:depends", "--only", "luck"),
         ("invariance", "models.py:depends", "--batch-axis", "5"),
         ("invariance", "models.py:depends", "--only", "pad_sequence"),

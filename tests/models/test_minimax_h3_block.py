@@ -261,6 +261,7 @@ def test_a_gradient_that_does_not_repeat(run):
     result = run(True, swiglu=lambda x: provider.swiglu(_Scaled.apply(x, factor)))
     assert "mini, S = 23, at ffn_gate_up" in broken(result)[GRADIENT_REPEAT]
     assert "at swiglu" not in broken(result)[GRADIENT_REPEAT], "what reaches it comes from behind it"
+    assert result.to_json()["cases"][0]["first_grad_repeat_drift"] == "ffn_gate_up"
 
 
 def test_a_gradient_that_depends_on_the_batch(run):
@@ -270,6 +271,7 @@ def test_a_gradient_that_depends_on_the_batch(run):
     result = run(True, swiglu=lambda x: provider.swiglu(_Scaled.apply(x, factor)))
     assert broken(result)[BESIDE].startswith("mini, S = 23, at norm1; mini, S = 23, at q_proj")
     assert "at swiglu" not in broken(result)[BESIDE] and "at ffn_gate_up" in broken(result)[BESIDE]
+    assert result.cases[0].first_grad_batch_drift == "ffn_gate_up"
 
 
 def test_a_gradient_that_is_wrong(run):
@@ -356,6 +358,7 @@ def test_json_is_strict_and_says_what_was_run(honest):
     assert read["cases"][0]["first_batch_drift"] is None and read["cases"][0]["layout"] == "mini"
     assert read["candidate"]["q_proj"] == "samebits:linear" and read["candidate"]["swiglu"] == "samebits:swiglu"
     assert read["cases"][0]["gradients"]["nodes"][9]["isolated"]["q"]["elements"] > 0
+    assert read["cases"][0]["first_grad_repeat_drift"] is None and read["cases"][0]["first_grad_batch_drift"] is None
 
 
 def test_the_page_shows_what_was_found(honest, run):
@@ -380,6 +383,11 @@ def test_the_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "Planted faults, mini, S = 23" in result.stdout and "Gradients" not in result.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "figures"}
+    command = "samebits replay minimax-h3 --stage block --width 16 --backend reference --device cpu"
+    assert json.loads((tmp_path / "replay.json").read_text())["command"] == command
+    text = (tmp_path / "index.html").read_text()
+    assert f"Again: <code>{command}</code>" in text
+    assert text.count("data:image/png;base64,") == 1, "nodes, whole; not its parts once more"
     (tmp_path / "mine.py").write_text("def swiglu(x):\n    return x.chunk(2, -1)[0]\n")
     words += ["--against", "provider", "--bind", f"swiglu={tmp_path / 'mine.py'}:swiglu"]
     result = CliRunner().invoke(cli.build(words), words)

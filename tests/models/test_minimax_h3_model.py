@@ -324,6 +324,7 @@ def test_the_command(tmp_path, monkeypatch):
         (("--blocks", "0"), "error: --blocks 0: expected at least 1"),
         (("--bind", "swiglu=a:b"), "error: --bind: --stage model does not have it"),
         (("--steps", "3"), "error: --steps: --stage model does not have it"),
+        (("--json", "nowhere/r.json"), "error: no folder nowhere to write r.json in"),
         (("--layouts", "huge"), "error: --layouts huge: choose of mini, tiny, small, medium"),
         (("--weights", "nowhere"), "error: no model: nowhere/config.json does not exist"),
         (("--width", "17"), "error: width 17: expected a multiple of 16 from 16 to 5376"),

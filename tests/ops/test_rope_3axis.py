@@ -132,7 +132,7 @@ def test_angles_that_do_not_fit_are_refused() -> None:
         mode, part = FakeTensorMode(), x[0]
         with mode, pytest.raises(ValueError, match=f"R = {width} columns"):
             torch.ops.samebits.rope_3axis(*map(mode.from_tensor, (part, wide, wide)), "torch", None)
-    with pytest.raises(ValueError, match=r"rope_3axis: sin has shape \(4, 12\), expected \(5, R\) or \(2, 5, 'R'\)"):
+    with pytest.raises(ValueError, match=r"rope_3axis: sin has shape \(4, 12\), expected \(5, R\) or \(2, 5, R\)"):
         rope_3axis(x, cos, cos[:4])
     with pytest.raises(ValueError, match=r"rope_3axis: x has shape \(3, 16\), expected"):
         rope_3axis(x[0, 0], cos, cos)

@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 from samebits import cli
 from samebits.cli import figures
 from samebits.report import load, plots
+from samebits.report.pages import TablesPage
 from samebits.report.plots import style
+
+PAGE = TablesPage("A title", "", {}, (), ())
 
 ROOT = Path(__file__).parents[2]
 OFF = SAME | {"same": False, "differing": 2}
@@ -146,7 +149,7 @@ def call(*words):
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    figures.leave(BLOCK, "the page", None, tmp_path / "r.json", None)
+    figures.leave(BLOCK, PAGE, None, tmp_path / "r.json", None)
     return tmp_path / "r.json"
 
 
@@ -188,9 +191,10 @@ def test_without_matplotlib_the_rest_is_left(tmp_path: Path, monkeypatch, capsys
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
     monkeypatch.setattr(plots, "write", absent)
-    figures.leave(BLOCK, "the page", tmp_path, None, Console(width=200), {"sealed.json": "{}"})
+    figures.leave(BLOCK, PAGE, tmp_path, None, Console(width=200), {"sealed.json": "{}"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "replay.json", "sealed.json"]
     assert "no figures, matplotlib is not installed: pip install 'samebits[report]'" in capsys.readouterr().out
+    assert "A title" in (tmp_path / "index.html").read_text()
 
 
 def test_the_pictures_of_the_documentation_are_of_the_committed_records():

@@ -137,7 +137,14 @@ def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
         except (UserError, ValueError, OSError) as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"error: {' '.join(_said(error).split())}", err=True)
             raise typer.Exit(2) from None
 
     return guarded
+
+
+def _said(error: Exception) -> str:
+    """An error of the system by file and reason, without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from samebits.cli.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from samebits.report.pages import TablesPage
 
 FOLDER = "figures"
 
@@ -40,27 +43,35 @@ def figures(
 
 def leave(
     content: dict[str, Any],
-    page: str,
+    page: TablesPage,
     out: Path | None,
     json_file: Path | None,
     console: Console,
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a replay where it was asked for: the record to ``json_file``; record, page, ``files`` and figures to ``out``."""
+    """Write a replay where it was asked for: the record to ``json_file``; record, page, ``files`` and figures to ``out``.
+
+    The page carries the figures with it.
+    """
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     if json_file is not None:
         json_file.write_text(text)
     if out is None:
         return
     from samebits.report import plots
+    from samebits.report.pages import Picture, tables_page
 
     out.mkdir(parents=True, exist_ok=True)
-    for name, made in {"replay.json": text, "index.html": page, **(files or {})}.items():
+    for name, made in {"replay.json": text, **(files or {})}.items():
         (out / name).write_text(made)
+    pictures: list[Picture] = []
     try:
         plots.write(content, out / FOLDER)
+        for plot in plots.shown(content):
+            pictures.append(Picture(plot.name, plot.caption, (out / FOLDER / f"{plot.name}.png").read_bytes()))
         said = f"figures: {out / FOLDER}"
     except ModuleNotFoundError as error:
         cure = f"pip install 'samebits[report]', then samebits figures {out / 'replay.json'}"
         said = f"no figures, {error.name} is not installed: {cure}"
+    (out / "index.html").write_text(tables_page(dataclasses.replace(page, pictures=pictures)))
     console.print(f"report: {out / 'index.html'}; {said}", highlight=False, markup=False)

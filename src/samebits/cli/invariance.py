@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -41,26 +43,41 @@ def invariance(
 
     Exit code 0: every row keeps its bits, 1: one does not, 2: something could not be compared, or wrong use.
     """
+    from samebits.cli import output
     from samebits.verify.invariance import invariance as examine
     from samebits.verify.invariance import show
     from samebits.verify.trace import running
 
-    model, inputs = running.make(target, arguments or [])
+    output.require_folder(json_file)
+    with _the_users_code():
+        model, inputs = running.make(target, arguments or [])
     if callable(inputs):
         raise UserError(f"{target} must return (model, inputs): a function cannot be given another batch")
-    found = examine(
-        model,
-        inputs,
-        batch_axis=batch_axis,
-        sequence_axis=sequence_axis,
-        shared=shared or (),
-        only=only or (),
-        backward=backward,
-        modules=module or (),
-        seed=seed,
-    )
+    with _the_users_code():
+        found = examine(
+            model,
+            inputs,
+            batch_axis=batch_axis,
+            sequence_axis=sequence_axis,
+            shared=shared or (),
+            only=only or (),
+            backward=backward,
+            modules=module or (),
+            seed=seed,
+        )
     for line in show.lines(found):
         typer.echo(line)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     raise typer.Exit(found.exit_code)
+
+
+@contextmanager
+def _the_users_code() -> Iterator[None]:
+    """What it raises by itself is not a broken promise: exit code 2, not 1."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError):  # said as they are
+        raise
+    except Exception as error:
+        raise UserError(f"the model cannot be run: {type(error).__name__}: {error}") from error

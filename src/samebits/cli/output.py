@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from samebits.cli.errors import UserError
 
 
 @functools.cache
@@ -26,3 +29,9 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def require_folder(path: Path | None) -> None:
+    """That a file can be written, asked before a long run. UserError: its folder does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UserError(f"no folder {path.parent} to write {path.name} in")

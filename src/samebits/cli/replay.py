@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,6 +140,17 @@ def replay(
     for option, value in given.items():
         if value is not None and stage not in OPTIONS[option]:
             raise UserError(f"{option}: --stage {stage} does not have it")
+    from samebits.cli import output
+
+    output.require_folder(json_file)
+    rest = {
+        "--weights": weights,
+        "--synthetic": synthetic,
+        "--width": width,
+        "--contract": contract,
+        "--backend": backend,
+    }
+    command = _command(model, {"--stage": stage, **given, **rest, "--seed": seed or None, "--device": device})
     where = _device(device)
     if stage not in NODES:
         from samebits.cli import replay_whole
@@ -153,7 +165,7 @@ def replay(
                 raise UserError(f"--layouts {layouts}: --stage generation makes one video, of one layout")
             else:
                 found = replay_whole.run_generation(asked, where, names[0], steps, sealed, progress)
-        raise typer.Exit(0 if found.report(out, json_file) else 1)
+        raise typer.Exit(0 if found.report(command, out, json_file) else 1)
     bindings, contracts = _pairs("--bind", bind or []), _pairs("--contract", contract or [])
 
     from samebits.models.minimax_h3 import candidate as candidates
@@ -181,7 +193,7 @@ def replay(
     except StageError as error:
         typer.echo(f"samebits replay: {error}", err=True)
         raise typer.Exit(1) from error
-    _report(result, out, json_file)
+    _report(result, command, out, json_file)
     raise typer.Exit(0 if result.passed else 1)
 
 
@@ -192,15 +204,23 @@ def _run(stage: str, weights: Weights, options: dict[str, Any]) -> Replay:
     return block_replay.replay_block(weights, **options) if stage == "block" else replaying.replay(weights, **options)
 
 
-def _report(result: Replay, out: Path | None, json_file: Path | None) -> None:
+def _report(result: Replay, command: str, out: Path | None, json_file: Path | None) -> None:
     from samebits.cli import output
     from samebits.cli.figures import leave
-    from samebits.report.pages import tables_page
     from samebits.report.replays import page
 
-    content, console = result.to_json(), output.console()
+    content, console = result.to_json() | {"command": command}, output.console()
     _show(result, console)
-    leave(content, tables_page(page(content)), out, json_file, console)
+    leave(content, page(content), out, json_file, console)
+
+
+def _command(model: str, given: Mapping[str, Any]) -> str:
+    """The call that was made, as a line for a shell, without where its results went."""
+    words = ["samebits", "replay", model]
+    for option, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [option] if one is True else [option, str(one)]
+    return shlex.join(words)
 
 
 def _numbers(option: str, text: str) -> list[int]:

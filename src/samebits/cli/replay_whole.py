@@ -50,22 +50,21 @@ class Found:
     files: Mapping[str, str]
     """Beside the report, by name."""
 
-    def report(self, out: Path | None, json_file: Path | None) -> bool:
+    def report(self, command: str, out: Path | None, json_file: Path | None) -> bool:
         """Print it, write what was asked for, and say whether it passed."""
         from samebits.cli import output
         from samebits.cli.figures import leave
         from samebits.report.model_replays import page, tables
-        from samebits.report.pages import tables_page
         from samebits.report.terminal import rich_table
 
-        content = self.result.to_json()
+        content = self.result.to_json() | {"command": command}
         console = output.console()
         what = f"[bold]{self.result.model}, {self.result.stage}[/bold]: {self.result.geometry}, {self.result.device}"
         console.print(what, highlight=False)
         console.print(f"weights: {self.result.weights}; beside {self.result.peer}", highlight=False)
         for table in tables(content):
             console.print(rich_table(table))
-        leave(content, tables_page(page(content)), out, json_file, console, self.files)
+        leave(content, page(content), out, json_file, console, self.files)
         return self.result.passed
 
 

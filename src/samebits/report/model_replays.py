@@ -19,6 +19,7 @@ def page(replay: dict[str, Any]) -> TablesPage:
         title=f"Replay of {replay['model']}, {replay['stage']}",
         lead=lead,
         environment=replay["environment"],
+        command=replay.get("command", ""),
         tiles=tuple(tiles(replay["checks"], replay["cases"])),
         tables=tuple(summary(replay)),
         groups=tuple(Group(case["title"], _caption(case), tuple(case_tables(case))) for case in replay["cases"]),

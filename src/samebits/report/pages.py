@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from samebits.report.parts import Group, Table, Tile
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that the page carries with it."""
+
+    name: str
+    caption: str
+    content: bytes
+
+    @property
+    def source(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
+
+    @property
+    def width(self) -> int:
+        """On a screen: half of its pixels, since it was drawn for print."""
+        return int.from_bytes(self.content[16:20], "big") // 2
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,9 @@ class TablesPage:
     tiles: Sequence[Tile]
     tables: Sequence[Table]
     groups: Sequence[Group] = ()
+    command: str = ""
+    """What makes the record again; empty: not known."""
+    pictures: Sequence[Picture] = ()
 
 
 def tables_page(page: TablesPage) -> str:

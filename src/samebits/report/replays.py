@@ -24,6 +24,7 @@ def page(replay: dict[str, Any]) -> TablesPage:
         title=f"Replay of {replay['model']}, {replay['stage']}",
         lead=lead,
         environment=replay["environment"],
+        command=replay.get("command", ""),
         tiles=tuple(_tiles(replay)),
         tables=tuple(summary(replay)),
         groups=tuple(group(case) for case in replay["cases"]),

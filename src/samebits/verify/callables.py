@@ -51,7 +51,7 @@ def resolve(target: str) -> tuple[Callable[..., Any], ModuleType]:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"{target!r}: {getattr(found, '__name__', found)} has no {part!r}")
+            raise UsageError(f"{target!r}: there is no {part!r} in it")
         found = getattr(found, part)
     if not callable(found):
         raise UsageError(f"{target!r} is a {type(found).__name__}, not a callable")

@@ -55,7 +55,8 @@ def patch(model: nn.Module, contracts: str | Mapping[str, str] = "fast", *, back
         raise TypeError(
             f"{type(model).__module__}.{type(model).__qualname__} holds no {known.LAYER}: samebits.patch knows the "
             f"DeepSeek-V4 classes of transformers {', '.join(known.VERIFIED)} (DeepseekV4ForCausalLM, DeepseekV4Model, "
-            f"{known.LAYER}); this is transformers {known.transformers_version()}"
+            f"{known.LAYER}); this is transformers {known.transformers_version()}. It also knows MiniMax-H3 of diffusers "
+            "(MiniMaxH3Transformer3DModel)"
         )
     for name, module, kind in found:
         known.require(module, kind, name)

@@ -85,7 +85,7 @@ def require_class(module: Any, expected: type, where: str) -> None:
     if type(module) is not expected:
         raise TypeError(
             f"{where} is a {type(module).__module__}.{type(module).__qualname__}; only {expected.__module__}."
-            f"{expected.__qualname__} itself is supported (a subclass may compute something else)"
+            f"{expected.__qualname__} itself is supported (a subclass may compute something else; fully_shard after the patch)"
         )
     if "forward" in vars(module):
         raise TypeError(f"{where} already has a forward of its own (a patch or a hub kernel); undo that first")

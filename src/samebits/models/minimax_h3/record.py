@@ -55,8 +55,26 @@ class CaseResult:
     def first_batch_drift(self) -> str | None:
         return next((stage.name for stage in self.stages if stage.rows.varying), None)
 
+    @property
+    def first_grad_repeat_drift(self) -> str | None:
+        """The first node, in the order of a backward, whose gradient does not repeat; then the first such leaf."""
+        if not isinstance(self.gradients, BlockGradients):
+            return None
+        nodes = [node.name for node in reversed(self.gradients.nodes) if not node.repeat]
+        return next(iter([*nodes, *(leaf.name for leaf in self.gradients.leaves if not leaf.repeat)]), None)
 
-_FIRSTS = ("first_drift", "first_isolated_drift", "first_repeat_drift", "first_batch_drift")
+    @property
+    def first_grad_batch_drift(self) -> str | None:
+        """The first node, in that order, whose gradient has other bits beside another sequence in the batch."""
+        if not isinstance(self.gradients, BlockGradients):
+            return None
+        return next((node.name for node in reversed(self.gradients.nodes) if node.beside is False), None)
+
+
+_FIRSTS = (
+    "first_drift", "first_isolated_drift", "first_repeat_drift", "first_batch_drift", "first_grad_repeat_drift",
+    "first_grad_batch_drift",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def angles_of(what: str, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, T
             else:
                 angle = angle.expand(*lead, angle.shape[-1]).contiguous()
         if angle.shape[:-1] != lead:
-            wanted = f"({lead[-1]}, R) or {(*lead, 'R')}"
+            wanted = f"({lead[-1]}, R) or ({', '.join(map(str, lead))}, R)"
             raise ValueError(f"{what}: {name} has shape {tuple(angle.shape)}, expected {wanted}")
         made.append(angle)
     return made[0], made[1]

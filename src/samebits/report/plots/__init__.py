@@ -12,7 +12,7 @@ from samebits.report.plots import chains, wholes
 from samebits.report.plots.parts import Plot
 from samebits.report.plots.style import FORMATS, encoded
 
-__all__ = ["CAPTIONS", "FORMATS", "Plot", "digest", "plots", "write"]
+__all__ = ["CAPTIONS", "FORMATS", "Plot", "digest", "plots", "shown", "write"]
 
 CAPTIONS = "captions.txt"
 _STAGES: dict[str, Callable[[dict[str, Any]], Iterable[Plot]]] = {
@@ -46,6 +46,12 @@ def write(replay: dict[str, Any], folder: Path, form: str = "png", only: Sequenc
     captions = [f"{file}: {caption}" for file, _, caption in made]
     (folder / CAPTIONS).write_text("\n\n".join([*captions, f"Drawn from the record {digest(replay)}."]) + "\n")
     return [folder / file for file, *_ in made]
+
+
+def shown(replay: dict[str, Any]) -> list[Plot]:
+    """Every figure that is not a part of another one, ``nodes`` and not ``nodes-error``."""
+    made = plots(replay)
+    return [plot for plot in made if not any(plot.name.startswith(f"{other.name}-") for other in made)]
 
 
 def digest(replay: dict[str, Any]) -> str:
