@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import os
 import struct
@@ -23,6 +24,7 @@ from samebits.exact.bits import bits
 from samebits.sequence_ops.attention import contracts, golden, op, reference
 from samebits.sequence_ops.attention.checks import Problem
 
+ROOT = Path(__file__).parents[2]
 CONTRACTS = tuple(contracts.RECIPES)
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.6e-3}
 """Largest error over the largest value: about three roundings of the dtype."""
@@ -729,16 +731,32 @@ def test_the_cuda_kernel_reads_strided_tensors_in_place() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_the_bits_of_the_library(contract: str) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_bits_of_the_library(contract: str, causal: bool, head_dim: int, dtype: torch.dtype) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}[contract]
-    for length in (128, 264, 925, 3160):
+    for length, kv_heads in ((16, 56), (128, 56), (264, 56), (264, 8), (925, 56), (925, 8), (3160, 56)):
         # With few heads FlashAttention-2 splits the keys, and leaves the bits of its own one pass.
-        q, k, v = inputs(length, length, 56, 56, 128, device="cuda")
+        q, k, v = inputs(length, length, 56, kv_heads, head_dim, dtype=dtype, device="cuda")
         with sdpa_kernel(backend):
-            theirs = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
-        assert same(samebits.attention(q, k, v, contract=contract)[0], theirs.transpose(1, 2))
+            theirs = torch.nn.functional.scaled_dot_product_attention(
+                *(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal, enable_gqa=kv_heads != 56
+            )
+        ours, _ = samebits.attention(q, k, v, causal=causal, contract=contract)
+        assert same(ours, theirs.transpose(1, 2)), (length, kv_heads)
+
+
+def test_the_record_of_the_libraries_says_what_the_page_says() -> None:
+    """Where ``cudnn`` and ``fa2`` were seen to have the bits of their libraries, and where those run other kernels."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "attention_libraries.json").read_text())
+    seen = {(c["dtype"], c["D"], c["causal"], c["Hk"]) for c in record["cases"] if c["Sq"] == c["Sk"]}
+    assert len(seen) == 16, "both dtypes, head dimensions, masks and numbers of key heads"
+    for case in record["cases"]:
+        assert (case["cudnn"] == 0) == (case["Sq"] > 1), case
+        assert (case["fa2"] == 0) == (case["Sq"] > 8), case  # it splits the keys of few queries
 
 
 @pytest.mark.gpu

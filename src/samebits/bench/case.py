@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from samebits.contract import OpSpec, Pass, Result, TensorArg
@@ -43,6 +43,18 @@ class Case:
         """The shape of one tensor of this case."""
         sizes = spec.complete(dict(self.sizes))
         return (*((self.rows,) if part.rows else ()), *(sizes[axis] for axis in part.axes))
+
+
+def forms(spec: OpSpec, case: Case) -> tuple[Case, ...]:
+    """The case, and a backward with FP32 gradients too where that is another one."""
+    wide = replace(case, grads="float32")
+    return (case, wide) if case.direction == "bwd" and traffic(spec, wide) != traffic(spec, case) else (case,)
+
+
+def width(spec: OpSpec) -> str:
+    """The dtype that says how wide its rows are: the first 16-bit one among what it is measured with, or float32."""
+    firsts = (arg.dtypes[0] for arg in spec.forward.inputs)
+    return next((dtype for dtype in firsts if dtype in ("bfloat16", "float16")), "float32")
 
 
 def upstream_dtype(spec: OpSpec, case: Case, arg: TensorArg) -> str:
@@ -124,7 +136,5 @@ def sweep(
     for combination in itertools.product(*choices):
         for direction in directions:
             for count in rows:
-                cases.append(Case(spec.name, direction, count, combination))
-                if direction == "bwd" and any(r.dtype == "grad" for r in spec.backward.results):
-                    cases.append(Case(spec.name, direction, count, combination, "float32"))
+                cases += forms(spec, Case(spec.name, direction, count, combination))
     return tuple(cases)

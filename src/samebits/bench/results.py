@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.bench.case import Case, output_bytes, traffic
+from samebits.bench.case import Case, output_bytes, traffic, width
 from samebits.bench.timing import Failure, Machine, Sample
 from samebits.contract import OpSpec
 from samebits.environment import Environment
@@ -22,9 +22,17 @@ SKIPPED_KEYS = ("op", "direction", "shape", "dtype", "skipped")
 """A line about what was not measured, and why."""
 
 
-def case_dtype(case: Case) -> str:
-    """The dtype of the activations and of the gradients in flight."""
-    return "bfloat16" if case.grads == "model" else "bfloat16, gradients float32"
+FP32_GRADIENTS = "gradients float32"
+
+
+def case_dtype(case: Case, dtype: str) -> str:
+    """The ``dtype`` of the activations, and of the gradients in flight."""
+    return dtype if case.grads == "model" else f"{dtype}, {FP32_GRADIENTS}"
+
+
+def has_fp32_gradients(line: Mapping[str, Any]) -> bool:
+    """Whether a line is of gradients that stay FP32 where the model's dtype is narrower."""
+    return str(line["dtype"]).endswith(FP32_GRADIENTS)
 
 
 def measured(
@@ -45,7 +53,7 @@ def measured(
         "backend": backend,
         "direction": case.direction,
         "shape": case.shape(),
-        "dtype": case_dtype(case),
+        "dtype": case_dtype(case, width(spec)),
         **timing(sample, peers, traffic(spec, case), bits, machine, environment),
         "output_bytes": output_bytes(spec, case),
         "plan": plan,
@@ -110,14 +118,16 @@ def peer_entry(peer: Sample, ours: Sample) -> dict[str, Any]:
     return line if peer.method == "graph" else {**line, "method": peer.method}
 
 
-def skipped(case: Case, reason: str, contract: str | None = None, backend: str | None = None) -> dict[str, Any]:
+def skipped(
+    case: Case, dtype: str, reason: str, contract: str | None = None, backend: str | None = None
+) -> dict[str, Any]:
     named = {key: value for key, value in (("contract", contract), ("backend", backend)) if value is not None}
     return {
         "op": case.op,
         **named,
         "direction": case.direction,
         "shape": case.shape(),
-        "dtype": case_dtype(case),
+        "dtype": case_dtype(case, dtype),
         "skipped": reason,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.bench import bits, peers, results, tensors, work
-from samebits.bench.case import Case, gradient_dtype, output_bytes, traffic
+from samebits.bench.case import Case, gradient_dtype, output_bytes, traffic, width
 from samebits.bench.timing import Failure, Machine, Sample
 from samebits.environment import Environment
 from samebits.operator import Operator
@@ -40,12 +40,14 @@ def run(
     started = time.monotonic()
     for case in cases:
         if time.monotonic() - started > settings.seconds:
-            yield results.skipped(case, f"no time was left after {settings.seconds:.0f} s")
+            yield results.skipped(case, width(op.spec), f"no time was left after {settings.seconds:.0f} s")
             continue
         begin(case)
         needed, free = footprint(op, case, settings), machine.free_bytes() * MEMORY_SHARE
         if needed > free:
-            yield results.skipped(case, f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free for it")
+            yield results.skipped(
+                case, width(op.spec), f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free for it"
+            )
             continue
         yield from _measure(op, case, settings, machine, environment, compiling)
         machine.release()
@@ -94,7 +96,7 @@ def _measure(
         for backend in (b for c, b in pairs if c == contract):
             sample = found[works[contract, backend].name]
             if isinstance(sample, Failure):
-                yield results.skipped(case, sample.reason, contract, backend)
+                yield results.skipped(case, width(op.spec), sample.reason, contract, backend)
                 continue
             if truth is None:
                 truth = bits.expected(op, case, given, contract, machine.free_bytes())

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from samebits.bench import results
 from samebits.bench.targets import Verdict
 from samebits.cli.output import table
 
@@ -29,7 +30,7 @@ def measured(lines: Sequence[dict[str, Any]]) -> Table:
         where = (
             line["direction"],
             str(line["shape"]["T"]),
-            shape_text(line) + (", FP32 grads" if "float32" in line["dtype"] else ""),
+            shape_text(line) + (", FP32 grads" if results.has_fp32_gradients(line) else ""),
         )
         if "skipped" in line:
             made.add_row(
@@ -102,7 +103,7 @@ def judged(verdicts: Sequence[Verdict], unheard: Sequence[str]) -> Table:
             line["direction"],
             str(line["shape"]["T"]),
             line["contract"],
-            "FP32" if "float32" in line["dtype"] else "model",
+            "FP32" if results.has_fp32_gradients(line) else "model",
             verdict.target.text,
             "-" if verdict.value is None else f"{verdict.value:.3g}",
             word,

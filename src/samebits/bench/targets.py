@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits import catalogue
-from samebits.bench.case import Case, Direction
+from samebits import catalogue, registry
+from samebits.bench.case import Case, Direction, forms
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,9 @@ def quick_cases(op: str) -> tuple[Case, ...]:
     found: dict[Case, None] = {}
     for target in of(op):
         for rows in target.measure or (target.rows[0],):
-            found[Case(op, target.direction, rows, target.sizes)] = None
-            if target.direction == "bwd":
-                found[Case(op, target.direction, rows, target.sizes, "float32")] = None
+            case = Case(op, target.direction, rows, target.sizes)
+            found[case] = None
+            if target.metric != "ratio" and op in registry.names():  # peers have no gradients in FP32 to compare with
+                found |= dict.fromkeys(forms(registry.spec(op), case))
     order: dict[str, int] = {"fwd": 0, "bwd": 1, "fwd+bwd": 2}
     return tuple(sorted(found, key=lambda case: (order[case.direction], case.rows, case.grads)))

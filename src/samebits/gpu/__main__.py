@@ -155,7 +155,7 @@ def _targets_lines(results: Path) -> list[str]:
         word = {True: "met", False: "MISSED", None: "not measured"}[v.met]
         row = v.row
         value = "-" if v.value is None else f"{v.value:.3g}"
-        grads = " fp32-grads" if "float32" in row["dtype"] else ""
+        grads = " fp32-grads" if rows.has_fp32_gradients(row) else ""
         case = f"{row['op']} {row['direction']} T={row['shape']['T']} {row['contract']}{grads}"
         lines.append(
             f"{case:62} {v.target.text:34} {value:>7} {word:12} {row['us']:9.2f} us  {v.over_floor:.2f}x floor"

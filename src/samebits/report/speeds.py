@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from samebits.bench import show, targets
+from samebits.bench import results, show, targets
 from samebits.report.parts import Cell, Table, good
 
 STAMP = ("gpu", "driver", "torch", "triton", "nvrtc", "commit")
@@ -69,7 +69,7 @@ def _gradients(line: dict[str, Any]) -> Cell:
     """The dtype of the gradients in flight; a forward alone has none."""
     if line["direction"] == "fwd":
         return Cell("-")
-    return Cell("FP32" if "float32" in line["dtype"] else "model")
+    return Cell("FP32" if results.has_fp32_gradients(line) else "model")
 
 
 def _operator(op: str, lines: Sequence[dict[str, Any]]) -> Table:

@@ -5,8 +5,8 @@ from samebits.bench.targets import Target
 _H3 = (("N", 56), ("D", 128), ("R", 96))
 
 TARGETS = (
-    Target("fwd", _H3, (3160, None), "copy_fraction", at_least=0.8),
-    Target("bwd", _H3, (3160, None), "copy_fraction", at_least=0.8),
+    Target("fwd", _H3, (3160, None), "copy_fraction", at_least=0.8, measure=(3160, 16384)),
+    Target("bwd", _H3, (3160, None), "copy_fraction", at_least=0.8, measure=(3160, 16384)),
     Target("fwd+bwd", _H3, (264, 3159), "ratio", at_least=1.0, peer="diffusers eager", measure=(264,)),
     Target("fwd+bwd", _H3, (264, 3159), "ratio", at_least=1.0, peer="torch.compile", measure=(264,)),
 )

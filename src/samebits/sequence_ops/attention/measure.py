@@ -30,6 +30,10 @@ SAME_BITS_AS = {"cudnn": CUDNN, "fa2": FLASH}
 """The peer whose bits a contract has, where that peer does not leave them."""
 
 
+DTYPE = "bfloat16"
+"""Of all that is timed."""
+
+
 def cases(
     quick: bool, directions: Sequence[Direction], rows: Sequence[int], sizes: Mapping[str, int]
 ) -> tuple[Case, ...]:
@@ -42,7 +46,7 @@ def cases(
             )
     shape = tuple((known | dict(sizes)).items())
     if quick:
-        asked = (case for case in quick_cases(contracts.NAME) if case.grads == "model" and case.sizes == shape)
+        asked = (case for case in quick_cases(contracts.NAME) if case.sizes == shape)
         return tuple(c for c in asked if c.direction in directions and (not rows or c.rows in rows))
     return tuple(Case(contracts.NAME, direction, count, shape) for direction in directions for count in rows or ROWS)
 
@@ -58,7 +62,7 @@ def run(
     started = time.monotonic()
     for case in todo:
         if time.monotonic() - started > settings.seconds:
-            yield results.skipped(case, f"no time was left after {settings.seconds:.0f} s")
+            yield results.skipped(case, DTYPE, f"no time was left after {settings.seconds:.0f} s")
             continue
         begin(case)
         yield from _measure(case, settings, machine, environment)
@@ -78,7 +82,7 @@ def _measure(case: Case, settings: Settings, machine: Machine, environment: Envi
         for backend in settings.backends:
             sample = found[works[contract, backend].name]
             if isinstance(sample, Failure):
-                yield results.skipped(case, sample.reason, contract, backend)
+                yield results.skipped(case, DTYPE, sample.reason, contract, backend)
                 continue
             if truth is None:
                 truth = expected(case, given, contract)
@@ -195,7 +199,7 @@ def line(
         "backend": ours.backend,
         "direction": case.direction,
     }
-    made |= {"shape": case.shape(), "dtype": results.case_dtype(case)}
+    made |= {"shape": case.shape(), "dtype": results.case_dtype(case, DTYPE)}
     made |= results.timing(sample, beside, moved, (right, scope), machine, environment)
     for name, entry in made["peers"].items():
         if name in rows.invariant:
