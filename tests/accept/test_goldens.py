@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import samebits
 from samebits import accept as acceptance
 from samebits.accept import golden
 from samebits.accept.block import boundary_names
@@ -49,6 +50,13 @@ def test_the_recorded_digests_are_those_of_the_reference(everything: dict[str, T
     stored = json.loads(PORTABLE.read_text())["digests"]
     now = golden.digests(everything)
     assert {key: value for key, value in now.items() if golden.is_portable(key)} == stored
+
+
+def test_a_cpu_gives_every_boundary_of_the_gpu() -> None:
+    """A whole layer, forward and backward, with the GPU's exp, sigmoid and rsqrt."""
+    with samebits.bits_of("sm_90"):
+        now = golden.digests(traces(*golden.recorded_cases()))
+    assert now == json.loads((FOLDER / f"{golden.NAME}.sm_90.json").read_text())["digests"]
 
 
 @pytest.mark.parametrize("library", ["COMPATIBLE", "AVX2"])

@@ -35,8 +35,8 @@ def bits_of(architecture: str) -> Iterator[None]:
             y = samebits.rmsnorm(x, weight)  # CPU tensors; the bytes of an H200
 
     Tensor cores, orders of sums and the functions inside ``attention`` are modelled on a CPU in any case; this adds exp, rsqrt,
-    sin and cos. It changes neither torch's own functions nor anything on CUDA tensors. It holds for the whole process, like
-    ``samebits.policy``. ValueError: an architecture whose functions are not known; known is ``sm_90``.
+    sin and cos. It changes neither torch's own functions nor anything on CUDA tensors. A backward has to run within it too. It
+    holds for the whole process, like ``samebits.policy``. ValueError: an architecture whose functions are not known; known is ``sm_90``.
     """
     global _chosen
     if architecture not in ARCHITECTURES:
