@@ -160,6 +160,19 @@ def test_segments_pass_through_as_they_are() -> None:
     assert (index.data_ptr(), order.data_ptr()) == (made.index.data_ptr(), made.order.data_ptr())
 
 
+def test_the_views_of_a_batch_are_made_once() -> None:
+    made = samebits.segments(torch.tensor([1, 0, 1]), 2, batch=2)
+    index, order, bounds = located("here", made, 2, (2, 3))
+    assert torch.equal(index, torch.tensor([[1, 0, 1], [1, 0, 1]])) and torch.equal(order, made.order.view(2, 3))
+    assert made.batched is not None and bounds is made.bounds
+    assert index is made.batched[0] and order is made.batched[1] and located("here", made, 2, (2, 3))[0] is index
+    assert located("here", made, 2, (1, 2, 3))[0].shape == (1, 2, 3)
+    assert located("here", Segments(made.index, made.order, made.bounds), 2, (2, 3))[0].shape == (2, 3)
+    with pytest.raises(ValueError, match="table of 2 rows"):
+        located("here", made, 3, (2, 3))
+    assert samebits.segments(torch.zeros(0, dtype=torch.int64), 2, batch=2).index.numel() == 0
+
+
 def test_what_has_no_values_is_left_to_the_backend() -> None:
     with FakeTensorMode():
         index, order, bounds = located("op", torch.zeros(3, dtype=torch.int64), 2, (4, 3))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from samebits.checks import dtype_name
+from samebits.checks import Request, dtype_name
+from samebits.observers import unwatched
 
 if TYPE_CHECKING:
     from samebits.contract import OpSpec
@@ -46,10 +47,12 @@ def refuse_inference(spec: OpSpec, tensors: Sequence[Tensor | None]) -> None:
             )
 
 
-def autograd_function(op: Operator) -> type[torch.autograd.Function]:
+def autograd_functions(op: Operator) -> tuple[type[torch.autograd.Function], type[torch.autograd.Function]]:
     """Autograd from the declaration: backward inputs named ``grad_<result>`` are upstream gradients, all others were saved.
 
-    What follows from the declaration is looked up here, once; a call only indexes.
+    The first takes the arguments of the torch op; the second (scalars, contract, backend, out_dtype) as one argument, then the
+    tensors, for a forward at which nobody listens, which was found out already. What follows from the declaration is looked up
+    here, once; a call only indexes.
     """
     spec = op.spec
     count = len(spec.forward.inputs)
@@ -61,25 +64,43 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
     gradient_at = {f"grad_{name}": at for at, name in enumerate(outputs)}
     upstream_of = [gradient_at.get(name) for name in names]
     kept = [name for name in names if name in place]
+    kept_at = [place[name] for name in kept]
     saved_at = [kept.index(name) if name in kept else None for name in names]
+    demanded = [
+        (at, above)
+        for at, above in enumerate(upstream_of)
+        if above is not None and not spec.backward.inputs[at].optional
+    ]
     hidden = [at for at, result in enumerate(spec.forward.results) if result.hidden]
     leaves = [inputs.index(result.name.removeprefix("grad_")) for result in spec.backward.results]
     typical = next((at for at, r in zip(leaves, spec.backward.results, strict=True) if r.dtype == "grad"), None)
     wide = [(names.index(f"grad_{r.name}"), inputs.index(r.dtype)) for r in spec.forward.results if r.wide]
+    dtyped = tuple(dict.fromkeys((*leaves, *(leaf for _, leaf in wide))))
     through = [(inputs.index(name), outputs.index(result)) for name, result in spec.through]
 
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         results = op.below_autograd(False, *args)
-        known = (*args[:count], *results)
-        ctx.save_for_backward(*[known[place[name]] for name in kept])
-        ctx.rest = args[count:settings]
-        ctx.grad_dtype = "float32" if typical is None else dtype_name(args[typical].dtype)
+        ctx.first = 0
+        keep(ctx, args[:count], (args[count : settings - 2], *args[settings - 2 : settings]), results)
+        return results
+
+    def unheard_forward(ctx: Any, given: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        values, contract, backend, out_dtype = given
+        results = op.run(Request(False, tensors, values, contract, backend, "float32", None, out_dtype))
+        ctx.first = 1
+        keep(ctx, tensors, (values, contract, backend), results)
+        return results
+
+    def keep(ctx: Any, tensors: tuple[Any, ...], rest: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+        known = (*tensors, *results)
+        ctx.save_for_backward(*[known[at] for at in kept_at])
+        ctx.rest = rest
+        ctx.grad_dtype = "float32" if typical is None else dtype_name(tensors[typical].dtype)
         ctx.results = [(result.shape, result.dtype) for result in results]
-        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in args[:count]]
+        ctx.dtypes = {at: tensors[at].dtype for at in dtyped if tensors[at] is not None}
         ctx.set_materialize_grads(False)
         if hidden:
             ctx.mark_non_differentiable(*[results[at] for at in hidden])
-        return results
 
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
@@ -89,18 +110,23 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
             upstream[above] if above is not None else (saved[at] if at is not None else None)
             for above, at in zip(upstream_of, saved_at, strict=True)
         ]
-        for at, arg in enumerate(spec.backward.inputs):
-            above = upstream_of[at]
-            if tensors[at] is None and above is not None and not arg.optional:
+        for at, above in demanded:
+            if tensors[at] is None:
                 like = next(tensor for tensor in saved if tensor is not None)
                 shape, dtype = ctx.results[above]
                 tensors[at] = like.new_zeros(shape, dtype=dtype)
         for at, leaf in wide:
-            given = tensors[at]
-            tensors[at] = None if given is None else given.to(ctx.dtypes[leaf])
-        needed = ctx.needs_input_grad
+            given, dtype = tensors[at], ctx.dtypes[leaf]
+            if given is not None and given.dtype is not dtype:
+                tensors[at] = given.to(dtype)
+        first = ctx.first
+        needed = ctx.needs_input_grad[first:]
         mask = [needed[leaf] for leaf in leaves]
-        results = op.below_autograd(True, *tensors, *ctx.rest, ctx.grad_dtype, mask)
+        values, contract, backend = ctx.rest
+        if not torch.compiler.is_compiling() and unwatched(tensors):
+            results = op.run(Request(True, tensors, values, contract, backend, ctx.grad_dtype, mask))
+        else:
+            results = op.below_autograd(True, *tensors, *values, contract, backend, ctx.grad_dtype, mask)
         gradients: list[Tensor | None] = [None] * len(needed)
         for leaf, value, want in zip(leaves, results, mask, strict=True):
             if want:  # what the contract keeps in FP32 is rounded here, once, where its leaf is narrower
@@ -108,10 +134,10 @@ def autograd_function(op: Operator) -> type[torch.autograd.Function]:
         for leaf, result in through:
             if needed[leaf]:
                 gradients[leaf] = upstream[result]
-        return tuple(gradients)
+        return (None, *gradients) if first else tuple(gradients)
 
-    return type(
-        f"{spec.name}_function",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
-    )
+    def function(forward: Any) -> type[torch.autograd.Function]:
+        body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(f"{spec.name}_function", (torch.autograd.Function,), body)
+
+    return function(forward), function(unheard_forward)

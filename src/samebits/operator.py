@@ -10,7 +10,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from samebits import dispatch, observers
-from samebits.autograd import as_tuple, autograd_function, refuse_inference, refuse_second_derivative, refuse_tangents
+from samebits.autograd import as_tuple, autograd_functions, refuse_inference, refuse_second_derivative, refuse_tangents
 from samebits.checks import DTYPES, Request, Shapes, as_rows, check, dtype_name, layout_of, obstacle
 from samebits.contract import OpSpec, Pass, Result, TensorArg
 from samebits.dispatch import Call, Choice, UnsupportedError
 from samebits.observers import unwatched
 from samebits.runtime import device as devices
+from samebits.runtime.program import Form, Program, dense, form_of, recorded
 
+_STRIDED = torch.strided
 LIBRARY = torch.library.Library("samebits", "DEF")
 _NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
@@ -33,9 +35,10 @@ _NOT_THE_CALLER = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 class Output(NamedTuple):
     """A result as it is to be made."""
 
-    declared: Result
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
+    declared: Result
     wanted: bool
     as_rows: tuple[int, ...] | None
     """The shape in which a kernel writes it, where that is another."""
@@ -68,6 +71,10 @@ class Decision:
     scalars: dict[str, float]
     device: int | None
     """Of the tensors, where they are on a GPU."""
+    where: torch.device
+    """The device of the tensors."""
+    program: Program | None
+    """What the backend launches, where it has been written down."""
 
 
 KNOWN_CALLS = 4096
@@ -124,11 +131,12 @@ class Operator:
         self.spec = spec
         self.name = spec.name
         self._backends: dict[str, ModuleType] = {}
+        self._scalar_names = frozenset(scalar.name for scalar in spec.scalars)
         self._told: set[tuple[str, ...]] = set()
         self._decisions: dict[tuple[Any, ...], Decision] = {}
         self._forward_op = self._register(backward=False)
         self._backward_op = self._register(backward=True)
-        self._function = autograd_function(self)
+        self._function, self._unheard_function = autograd_functions(self)
         LIBRARY.impl(self.name, self._autograd_kernel, "Autograd")
         LIBRARY.impl(f"{self.name}_backward", self._backward_autograd_kernel, "Autograd")
 
@@ -156,11 +164,9 @@ class Operator:
         if torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    self._need_tensors(self.spec.forward.inputs, tensors)
                     refuse_inference(self.spec, tensors)
-                    last = () if out is None else (out,)
-                    return as_tuple(self._function.apply(*tensors, *values, name, backend, *last))
-        return self._run(Request(False, tensors, values, name, backend, "float32", None, out))
+                    return as_tuple(self._unheard_function.apply((values, name, backend, out), *tensors))
+        return self.run(Request(False, tensors, values, name, backend, "float32", None, out))
 
     def backward(
         self,
@@ -220,14 +226,22 @@ class Operator:
         return Prepared(self._decision(request), tuple(request.tensors))
 
     def _decision(self, request: Request) -> Decision:
+        return self._known(request)[0]
+
+    def _known(self, request: Request) -> tuple[Decision, list[int]]:
+        """What follows from the metadata of a call, and the addresses of its tensors."""
         backward, tensors, scalars, contract, backend, grad_dtype, mask, out_dtype = request
         key: list[Any] = [backward, contract, backend, grad_dtype, out_dtype, None if mask is None else tuple(mask)]
         key += dispatch.forced_plan(), *scalars
+        addresses = []
         for t in tensors:
             if t is None:
                 key.append(None)
-            elif t.layout is torch.strided:
-                key += t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device
+                addresses.append(0)
+            elif t.layout is _STRIDED:
+                addresses.append(address := t.data_ptr())
+                gpu = t.get_device()
+                key += t.dtype, t.shape, t.stride(), address % 16, gpu if gpu >= 0 else t.device
             else:
                 check(self.spec, request)  # raises: no other layout is accepted
         known = self._decisions.get(found := tuple(key))
@@ -236,7 +250,7 @@ class Operator:
             if len(self._decisions) >= KNOWN_CALLS:
                 self._decisions.clear()
             self._decisions[found] = known
-        return known
+        return known, addresses
 
     def _decide(self, request: Request) -> Decision:
         direction, mask = self.spec.direction(request.backward), request.mask
@@ -284,20 +298,60 @@ class Operator:
         scalars = {s.name: float(v) for s, v in zip(self.spec.scalars, request.scalars, strict=True)}
         here = given[0][1]
         device = here.get_device() if here.is_cuda else None
-        return Decision(call, choice, shapes, reasons, copies, inputs, outputs, scalars, device)
+        known = Decision(call, choice, shapes, reasons, copies, inputs, outputs, scalars, device, here.device, None)
+        forms = {name: form_of(view) for name, view in views.items()}
+        return replace(known, program=self._program(known, forms))
+
+    def _program(self, decision: Decision, forms: dict[str, Form]) -> Program | None:
+        """Of a call that is the kernels of its backend and nothing else. ``forms``: of the inputs as a kernel sees them."""
+        call = decision.call
+        given = {arg.name: at for at, arg, seen in decision.given if seen is not False}
+        if decision.choice.backend != "cuda" or not call.rows or not call.wanted or given.keys() != forms.keys():
+            return None
+        count = len(self.spec.direction(call.backward).inputs)
+        tensors: list[Form | None] = [None] * count
+        for name, at in given.items():
+            tensors[at] = forms[name]
+        tensors += [dense(o.shape if o.as_rows is None else o.as_rows, o.dtype) for o in decision.outputs]
+        run = self.backend("cuda").run
+
+        def call_it(made: list[Any]) -> None:
+            inputs = {name: made[at] for name, at in given.items()}
+            results = {o.declared.name: r for o, r in zip(decision.outputs, made[count:], strict=True) if o.wanted}
+            run(call, decision.choice.plan, inputs, results, decision.scalars)
+
+        return recorded(call_it, tensors)
 
     def _launch(self, backward: bool, *args: Any) -> tuple[Tensor, ...]:
         """The body of both torch ops."""
-        return self._run(self._request(backward, args))
+        return self.run(self._request(backward, args))
 
-    def _run(self, request: Request) -> tuple[Tensor, ...]:
-        decision = self._decision(request)
-        call = decision.call
+    def run(self, request: Request) -> tuple[Tensor, ...]:
+        """The results of a call, in the order of the declaration, past torch's dispatcher and without a gradient."""
+        decision, addresses = self._known(request)
         if decision.copies or decision.choice.rejected:
             self._enforce_policy(decision, request.backend)
-        inputs = _as_kernels_see(decision, request.tensors)
-        like = inputs[decision.given[0].declared.name]
-        results = [like.new_empty(shape, dtype=dtype) for _, shape, dtype, _, _ in decision.outputs]
+        where = decision.where
+        results = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=where)
+            for shape, strides, dtype, _, _, _ in decision.outputs
+        ]
+        if decision.device is not None and decision.device != devices.current_device():
+            with torch.cuda.device(decision.device):
+                self._fill(decision, request, addresses, results)
+        else:
+            self._fill(decision, request, addresses, results)
+        if observers.OBSERVERS:
+            observers.tell(self.name, request.backward, request.tensors, results, decision)
+        return tuple(results)
+
+    def _fill(self, decision: Decision, request: Request, addresses: list[int], results: list[Tensor]) -> None:
+        """Give the results their values, with the device of the tensors current."""
+        if decision.program is not None:
+            addresses += [result.data_ptr() for result in results]
+            decision.program.run(addresses, decision.where)
+            return
+        call, inputs = decision.call, _as_kernels_see(decision, request.tensors)
         if call.rows == 0:
             for output, result in zip(decision.outputs, results, strict=True):
                 start = inputs.get(f"start_{output.declared.name.removeprefix('grad_')}")
@@ -306,18 +360,10 @@ class Operator:
         elif call.wanted:
             named = {
                 declared.name: result if rows is None else result.view(rows)
-                for (declared, _, _, wanted, rows), result in zip(decision.outputs, results, strict=True)
+                for (_, _, _, declared, wanted, rows), result in zip(decision.outputs, results, strict=True)
                 if wanted
             }
-            run = self.backend(decision.choice.backend).run
-            if decision.device is not None and decision.device != devices.current_device():
-                with torch.cuda.device(decision.device):
-                    run(call, decision.choice.plan, inputs, named, decision.scalars)
-            else:
-                run(call, decision.choice.plan, inputs, named, decision.scalars)
-        if observers.OBSERVERS:
-            observers.tell(self.name, request.backward, request.tensors, results, decision)
-        return tuple(results)
+            self.backend(decision.choice.backend).run(call, decision.choice.plan, inputs, named, decision.scalars)
 
     def _enforce_policy(self, ready: Decision, asked: str | None) -> None:
         notices: list[tuple[tuple[str, ...], str]] = []
@@ -386,8 +432,8 @@ class Operator:
     def _scalar_values(self, given: dict[str, float]) -> list[float]:
         if not given and not self.spec.scalars:
             return []
-        unknown = set(given) - {s.name for s in self.spec.scalars}
-        if unknown:
+        if not given.keys() <= self._scalar_names:
+            unknown = given.keys() - self._scalar_names
             raise TypeError(f"{self.name}: unknown argument {sorted(unknown)[0]!r}")
         values = []
         for scalar in self.spec.scalars:
@@ -477,7 +523,7 @@ def _result_dtype(result: Result, direction: Pass, request: Request) -> torch.dt
 def _output(declared: Result, shapes: Shapes, wanted: bool, dtype: torch.dtype) -> Output:
     shape, lead = shapes.of(declared), len(shapes.lead)
     rows = (shapes.rows, *shape[lead:]) if declared.rows and lead != 1 else None
-    return Output(declared, shape if wanted else (0,), dtype, wanted, rows)
+    return Output(*dense(shape if wanted else (0,), dtype), declared, wanted, rows)
 
 
 def _levels_to_the_caller() -> int:

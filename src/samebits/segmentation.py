@@ -30,6 +30,8 @@ class Segments:
     index: Tensor
     order: Tensor
     bounds: Tensor
+    batched: tuple[Tensor, Tensor] | None = None
+    """index and order as (batch, S): views that each call on such rows would make anew."""
 
     @property
     def num_rows(self) -> int:
@@ -70,7 +72,9 @@ def segments(index: Tensor, num_rows: int, batch: int = 1) -> Segments:
 def _made(index: Tensor, num_rows: int, batch: int) -> Segments:
     positions = index.detach().repeat(batch)
     refuse_outside(positions, num_rows, "segments: index")
-    return Segments(positions, *sorted_positions(positions, num_rows))
+    order, bounds = sorted_positions(positions, num_rows)
+    rows = (batch, index.shape[0])
+    return Segments(positions, order, bounds, (positions.view(rows), order.view(rows)))
 
 
 def refuse_outside(index: Tensor, limit: int, what: str) -> None:
@@ -128,6 +132,8 @@ def located(
     if isinstance(index, Segments):
         if index.num_rows != num_rows:
             raise ValueError(f"{what}: index is for a table of {index.num_rows} rows, but the table has {num_rows}")
+        if index.batched is not None and index.batched[0].shape == shape:
+            return *index.batched, index.bounds
         if index.index.numel() != _product(shape):
             raise ValueError(
                 f"{what}: index has {index.index.numel()} positions, but the batch axes are {shape}; "

@@ -311,18 +311,17 @@ def test_the_products_of_a_warpgroup_follow_one_another() -> None:
     assert sum("gsb0" in step.operands for step in products) == 2
 
 
-def _folds() -> dict[int, Launch]:
-    """Of an aligned call, by VEC."""
+def _folds() -> list[Launch]:
+    """Of grad_bias, for an aligned call."""
     call = next(c for c in _calls([264]) if c.wanted == ("grad_bias",) and c.aligned and c.size("N") % 8 == 0)
-    steps = [plan.grad_bias for plan in cuda.plans(call)]
-    return {dict(step.kernel.defines)["VEC"]: step for step in steps if step is not None}
+    return [plan.grad_bias for plan in cuda.plans(call) if plan.grad_bias is not None]
 
 
 def test_the_rows_of_grad_bias_are_on_their_way_together() -> None:
     """A load that might be left out is made where it is used, and then every row waits for memory: 1.2 ms for 3160 rows."""
-    folds = _folds()
-    assert set(folds) == {1, 8}
-    for vec, step in folds.items():
+    folds = [(dict(step.kernel.defines)["VEC"], step) for step in _folds()]
+    assert {vec for vec, _ in folds} == {1, 8}
+    for vec, step in folds:
         code = compiling.read(compiling.compile_build(Build(step.kernel, ("kchain",)), "sm_90")).kernel.instructions
         marks = "".join({"LDG": "g", "LDS": "s", "FADD": "+"}.get(each.base, "") for each in code)
         together = max(map(len, re.findall("g+" if vec == 1 else "s+", marks)))
@@ -331,14 +330,15 @@ def test_the_rows_of_grad_bias_are_on_their_way_together() -> None:
 
 def test_grad_bias_goes_round_its_stages() -> None:
     """More rows than are on their way at once, and a last stage that is not full."""
-    macros = dict(_folds()[8].kernel.defines)
-    rows = macros["ROWS"] * (macros["STAGES"] + 1) + 3
+    rows = 3 + max(
+        macros["ROWS"] * (macros["STAGES"] + 1) for macros in (dict(step.kernel.defines) for step in _folds())
+    )
     found = [
         case
         for case in emulated.candidates(registry.spec("linear"), rows=(rows,), sizes={"N": 40, "K": 1})
         if case.call.wanted == ("grad_bias",) and case.call.has("start_bias")
     ]
-    assert {dict(kernel.defines)["VEC"] for case in found for kernel in case.kernels} == {1, 8}
+    assert {kernel for case in found for kernel in case.kernels} >= {step.kernel for step in _folds()}
     wrong = [str(finding) for case in found for finding in judge.findings(case)]
     assert not wrong, "\n".join(wrong[:5])
 

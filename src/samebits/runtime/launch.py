@@ -6,9 +6,9 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,10 +53,10 @@ def launch(plan: Launch, *args: Any) -> None:
     (:mod:`samebits.runtime.tensor_map`) by value. What a kernel is told lies in one row of words whose addresses the driver gets;
     that is less work than to let the bindings pack each argument by its type.
     """
-    device = current_device()
-    if _thread.device != device:
-        _bind(device)
-    ready = _ready.get((id(plan), device)) or _load(plan, device)
+    if _thread.recorder is not None:
+        _thread.recorder.launch(plan, args)
+        return
+    device = bound_device()
     count = len(args)
     rows = _thread.rows
     row = rows.pop(count, None) or _Row(count)  # taken, so that nothing that interrupts this call writes into it
@@ -73,15 +73,58 @@ def launch(plan: Launch, *args: Any) -> None:
         else:
             by_address += (at,)
             places[at] = ctypes.addressof(argument) if kind is ctypes.c_float else argument.getPtr()
+    try:
+        enqueue(((ready(plan, device), row.address),), device)
+    finally:
+        for at in by_address:
+            places[at] = row.first + 8 * at
+        rows[count] = row
+
+
+def enqueue(launches: Iterable[tuple[_Ready, int]], device: int) -> None:
+    """Launches on the current stream of a device that is bound, each with the address of the addresses of its words."""
+    launch_kernel = _driver().cuLaunchKernel
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-    (status,) = _driver().cuLaunchKernel(
-        ready.function, ready.x, ready.y, 1, ready.block, 1, 1, ready.shared, stream, row.address, 0
-    )
-    for at in by_address:
-        places[at] = row.first + 8 * at
-    rows[count] = row
-    if status != 0:
-        raise RuntimeError(f"{plan} was refused: {status}")
+    for (plan, function, x, y, block, shared), row in launches:
+        (status,) = launch_kernel(function, x, y, 1, block, 1, 1, shared, stream, row, 0)
+        if status != 0:
+            raise RuntimeError(f"{plan} was refused: {status}")
+
+
+def bound_device() -> int:
+    """The current device, whose context this thread has."""
+    device = current_device()
+    if _thread.device != device:
+        _bind(device)
+    return device
+
+
+def ready(plan: Launch, device: int) -> _Ready:
+    """The plan with its kernel loaded, on a device that is bound."""
+    return _ready.get((id(plan), device)) or _load(plan, device)
+
+
+class Notes(Protocol):
+    """Takes down what would be launched (:mod:`samebits.runtime.program`)."""
+
+    def launch(self, plan: Launch, arguments: Sequence[Any]) -> None: ...
+
+    def map(self, tensor: Tensor, box: tuple[int, ...], swizzle: bool) -> Any: ...
+
+
+@contextlib.contextmanager
+def noting(recorder: Notes) -> Iterator[None]:
+    """Until it ends, what this thread would launch goes into the notes and nowhere else."""
+    before, _thread.recorder = _thread.recorder, recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = before
+
+
+def notes() -> Notes | None:
+    """Of this thread, while it is :func:`noting`."""
+    return _thread.recorder
 
 
 class _Row:
@@ -97,10 +140,11 @@ class _Row:
 
 
 class _Thread(threading.local):
-    """What a thread has: the device whose context it has bound, and a row for each number of arguments."""
+    """What a thread has: the device whose context it has bound, a row for each number of arguments, who takes notes."""
 
     def __init__(self) -> None:
         self.device = -1
+        self.recorder: Notes | None = None
         self.rows: dict[int, _Row] = {}
 
 

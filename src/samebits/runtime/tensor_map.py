@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.runtime.launch import notes
+
 KNOWN = 4096
 """Maps that are kept; making one costs more than a launch."""
 _TYPES = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16", torch.float32: "FLOAT32"}
@@ -25,11 +27,14 @@ def tensor_map(tensor: Tensor, box: tuple[int, ...], swizzle: bool = True) -> An
     Boxes with the swizzle of 128 bytes, which wgmma reads, are 128 bytes wide. ``ValueError`` where the engine cannot read the
     tensor: its base and its strides must be multiples of 16 bytes.
     """
-    return _encoded(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), box, swizzle)
+    recorder = notes()
+    if recorder is not None:
+        return recorder.map(tensor, box, swizzle)
+    return encoded(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), box, swizzle)
 
 
 @functools.lru_cache(maxsize=KNOWN)
-def _encoded(
+def encoded(
     pointer: int,
     dtype: torch.dtype,
     shape: tuple[int, ...],
@@ -37,6 +42,7 @@ def _encoded(
     box: tuple[int, ...],
     swizzle: bool,
 ) -> Any:
+    """The map of a tensor at ``pointer``, in bytes; ``strides`` in elements."""
     import cuda.core
     from cuda.bindings import driver
 

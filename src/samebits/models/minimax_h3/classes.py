@@ -17,6 +17,7 @@ import samebits
 from samebits.models.hooks import hooked, show
 from samebits.models.minimax_h3 import known
 from samebits.models.sites import SITES, Site
+from samebits.ops.rope_3axis.shape import angles_of
 
 SITE = ""
 """Name of the one site of a module that has no others."""
@@ -163,11 +164,15 @@ class AttnProcessor:
             parts = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
             parts = _projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
-        query, key, value = (part.view(*part.shape[:-1], attn.heads, -1) for part in parts)
+        shape = (*hidden_states.shape[:-1], attn.heads, -1)
+        query, key, value = (part.view(*shape) for part in parts)
+        if rotary_emb is not None:
+            rotary_emb = angles_of("qk_norm_rope", query, *rotary_emb)  # once for both
         query = self._normed("norm_q", attn.norm_q, query, rotary_emb)
         key = self._normed("norm_k", attn.norm_k, key, rotary_emb)
         attended, _ = samebits.attention(query, key, value, **at.hit())
-        made: Tensor = attn.to_out[1](attn.to_out[0](attended.flatten(2, 3)))
+        project, dropout, *_ = attn.to_out  # an index into a list of modules is looked up by its name
+        made: Tensor = dropout(project(attended.flatten(2, 3)))
         return made
 
     def _normed(self, name: str, norm: Any, x: Tensor, rotary_emb: tuple[Tensor, Tensor] | None) -> Tensor:

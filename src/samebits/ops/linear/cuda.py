@@ -212,16 +212,20 @@ def _product(call: Call, result: str) -> _Product:
 
 
 def _folds(call: Call) -> list[Launch]:
-    """Every launch that may compute grad_bias, best first."""
+    """Every launch that may compute grad_bias, best first. Few blocks need more rows on their way; many are slower with more."""
     grad, outputs = call.layout("grad_y"), call.size("N")
+    blocks = -(-outputs // _WARP)
 
     def step(vec: int, rows: int, stages: int) -> Launch:
         defines = {"ELEMENT": ELEMENTS[grad.dtype], "VEC": vec, "ROWS": rows, "STAGES": stages}
         kernel = CudaKernel("linear", "grad_bias", tuple(sorted(defines.items())))
-        return Launch(kernel, -(-outputs // _WARP), _WARP, 2 * stages * rows * _WARP)
+        return Launch(kernel, blocks, _WARP, 2 * stages * rows * _WARP)
 
-    by_element = step(1, 32, 0)
-    return [step(8, 64, 6), by_element] if outputs % 8 == 0 and grad.aligned else [by_element]
+    by_element, deep, shallow = step(1, 32, 0), step(8, 64, 8), step(8, 64, 4)
+    if outputs % 8 != 0 or not grad.aligned:
+        return [by_element]
+    few = blocks <= 2 * call.device.multiprocessors
+    return [*((deep, shallow) if few else (shallow, deep)), by_element]
 
 
 def _reduced(call: Call, result: str) -> int:

@@ -16,6 +16,7 @@ from samebits.operator import KNOWN_CALLS, Decision, _as_kernels_see
 from samebits.ops.linear.api import linear
 from samebits.registry import operator
 from samebits.runtime import device as devices
+from samebits.runtime.program import Program, dense, form_of, recorded
 
 _OP = operator("linear")
 Call = tuple[Tensor | None, ...]
@@ -84,6 +85,10 @@ class _Ready(NamedTuple):
 
     decisions: tuple[Decision, ...]
     plan: Any
+    program: Program | None
+    """What the plan launches, where it has been written down."""
+    slots: tuple[tuple[int, int], ...]
+    """Of the program: call and place of each tensor that it is given before the results."""
 
 
 _known: dict[tuple[Any, ...], _Ready | None] = {}
@@ -133,7 +138,39 @@ def _decide(
         return None
     module = _OP.backend(names.pop())
     plans = [decision.choice.plan for decision in made]
-    return _Ready(tuple(made), module.together([decision.call for decision in made], plans))
+    plan = module.together([decision.call for decision in made], plans)
+    slots = [
+        (at, given.at) for at, each in enumerate(made) for given in each.given if not at or given.declared.name != "x"
+    ]
+    return _Ready(tuple(made), plan, _program(made, calls, plan, slots), tuple(slots))
+
+
+def _program(
+    decisions: Sequence[Decision], calls: Sequence[Call], plan: Any, slots: Sequence[tuple[int, int]]
+) -> Program | None:
+    """What ``plan`` launches; None where it is not for kernels, or reads copies."""
+    if decisions[0].choice.backend != "cuda" or any(
+        given.seen_as is False for each in decisions for given in each.given
+    ):
+        return None
+    seen = [_as_kernels_see(decision, tensors) for decision, tensors in zip(decisions, calls, strict=True)]
+    names = [{given.at: given.declared.name for given in each.given} for each in decisions]
+    forms = [form_of(seen[call][names[call][at]]) for call, at in slots]
+    outputs = [(call, each) for call, decision in enumerate(decisions) for each in decision.outputs if each.wanted]
+    forms += [dense(each.shape if each.as_rows is None else each.as_rows, each.dtype) for _, each in outputs]
+
+    def call_it(made: Sequence[Any]) -> None:
+        inputs: list[dict[str, Any]] = [{} for _ in decisions]
+        results: list[dict[str, Any]] = [{} for _ in decisions]
+        for (call, at), tensor in zip(slots, made, strict=False):
+            inputs[call][names[call][at]] = tensor
+        for given in inputs[1:]:
+            given["x"] = inputs[0]["x"]
+        for (call, each), tensor in zip(outputs, made[len(slots) :], strict=True):
+            results[call][each.declared.name] = tensor
+        _OP.backend("cuda").run_together([each.call for each in decisions], plan, inputs, results)
+
+    return recorded(call_it, forms)
 
 
 def _run(ready: _Ready, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -143,22 +180,30 @@ def _run(ready: _Ready, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     if device is not None and device != devices.current_device():
         with torch.cuda.device(device):
             return _run(ready, calls)
+    where = decisions[0].where
+    results: list[dict[str, Tensor]] = [
+        {
+            each.declared.name: torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device=where)
+            for each in decision.outputs
+            if each.wanted
+        }
+        for decision in decisions
+    ]
+    if ready.program is not None:
+        given = [calls[call][at] for call, at in ready.slots]
+        addresses = [tensor.data_ptr() for tensor in given if tensor is not None]
+        addresses += [result.data_ptr() for made in results for result in made.values()]
+        ready.program.run(addresses, where)
+        return results
     inputs: list[dict[str, Tensor]] = []
-    results: list[dict[str, Tensor]] = []
     as_rows: list[dict[str, Tensor]] = []
-    for decision, tensors in zip(decisions, calls, strict=True):
+    for decision, tensors, made in zip(decisions, calls, results, strict=True):
         seen = _as_kernels_see(decision, tensors)
-        like = seen["weight"]
-        made, rows = {}, {}
-        for declared, shape, dtype, wanted, row_shape in decision.outputs:
-            if wanted:
-                made[declared.name] = result = like.new_empty(shape, dtype=dtype)
-                rows[declared.name] = result if row_shape is None else result.view(row_shape)
         if inputs:
             seen["x"] = inputs[0]["x"]  # the very same one, of which one map is made
         inputs.append(seen)
-        results.append(made)
-        as_rows.append(rows)
+        shapes = {each.declared.name: each.as_rows for each in decision.outputs if each.wanted}
+        as_rows.append({name: made[name] if rows is None else made[name].view(rows) for name, rows in shapes.items()})
     module = _OP.backend(decisions[0].choice.backend)
     module.run_together([decision.call for decision in decisions], ready.plan, inputs, as_rows)
     return results

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from samebits.audit.build import Build
 from samebits.checks import dtype_name
 from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
+from samebits.runtime.program import Program, dense, form_of, recorded
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.contracts import Recipe
@@ -73,10 +74,42 @@ def forward(
     cu_k: Tensor | None,
     causal: bool,
     scale: float,
+    program: Program | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As ``reference.forward``, on torch's current stream. ``hopper.unsuited`` has nothing against q, k and v."""
+    """As ``reference.forward``, on torch's current stream. ``hopper.unsuited`` has nothing against q, k and v.
+
+    ``program``: what :func:`written_down` made of calls with this metadata.
+    """
     out = q.new_empty(q.shape)
-    lse = q.new_empty(problem.batch, problem.heads, problem.queries, dtype=torch.float32)
+    lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
+    if program is not None:
+        program.run([q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()], q.device)
+    else:
+        _enqueue(problem, recipe, plan, (q, k, v, out, lse), cu_q, cu_k, causal, scale)
+    return out, lse
+
+
+def written_down(
+    problem: Problem, recipe: Recipe, plan: Plan, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> Program | None:
+    """What :func:`forward` launches for tensors with the metadata of these, without documents."""
+    lse = dense((problem.batch, problem.heads, problem.queries), torch.float32)
+    forms = (*map(form_of, (q, k, v)), dense(q.shape, q.dtype), lse)
+    return recorded(lambda made: _enqueue(problem, recipe, plan, made, None, None, causal, scale), forms)
+
+
+def _enqueue(
+    problem: Problem,
+    recipe: Recipe,
+    plan: Plan,
+    tensors: Sequence[Tensor],
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> None:
+    """``tensors``: q, k, v, out, lse."""
+    q, k, v, out, lse = tensors
     heads, queries = plan.heads(problem.group), plan.queries(problem.group)
     q_map = boxes(q, plan.rows) if plan.groups > 1 else boxes_of_heads(q, queries, heads)
     maps = (q_map, *(boxes(t, recipe.kv_block(problem.head_dim)) for t in (k, v)))
@@ -86,7 +119,6 @@ def forward(
     kind = (problem.head_dim, causal, dtype_name(q.dtype), problem.packed)
     prepared = _launch(recipe, plan, *kind, (problem.programs(problem.queries, queries), problem.heads // heads))
     launch(prepared, *maps, out, lse, *bounds, problem.documents, *sizes, *numbers)
-    return out, lse
 
 
 @functools.lru_cache(maxsize=4096)

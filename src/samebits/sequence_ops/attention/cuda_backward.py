@@ -7,7 +7,7 @@ price of the fixed order. delta is the Triton kernel's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from samebits.audit.build import Build
 from samebits.checks import dtype_name
 from samebits.runtime.launch import ELEMENTS, Launch, launch
 from samebits.runtime.nvrtc import CudaKernel
+from samebits.runtime.program import Program, dense, form_of, recorded
 from samebits.sequence_ops.attention import contracts
 from samebits.sequence_ops.attention.checks import Problem
 from samebits.sequence_ops.attention.cuda import KINDS
@@ -67,10 +68,51 @@ def backward(
     causal: bool,
     scale: float,
     wanted: tuple[bool, bool],
+    program: Program | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``triton_backward.backward``. ``hopper.unsuited`` has nothing against q, k, v and ``grad_out``."""
+    """As ``triton_backward.backward``. ``hopper.unsuited`` has nothing against q, k, v and ``grad_out``.
+
+    ``program``: what :func:`written_down` made of calls with this metadata.
+    """
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    numbers = (lse, delta_of(problem, out, grad_out, lse))
+    tensors = (q, k, v, grad_out, lse, delta_of(problem, out, grad_out, lse), grad_q, grad_k, grad_v)
+    if program is not None:
+        program.run([tensor.data_ptr() for tensor in tensors], q.device)
+    else:
+        _enqueue(problem, plan, tensors, cu_q, cu_k, causal, scale, wanted)
+    return grad_q, grad_k, grad_v
+
+
+def written_down(
+    problem: Problem,
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+    causal: bool,
+    scale: float,
+    wanted: tuple[bool, bool],
+) -> Program | None:
+    """What :func:`backward` launches behind the sums of ``delta``, for tensors with the metadata of these, without documents."""
+    gradients = (dense(tensor.shape, tensor.dtype) for tensor in (q, k, v))
+    forms = (*map(form_of, (q, k, v, grad_out, lse, lse)), *gradients)
+    return recorded(lambda made: _enqueue(problem, plan, made, None, None, causal, scale, wanted), forms)
+
+
+def _enqueue(
+    problem: Problem,
+    plan: Plan,
+    tensors: Sequence[Tensor],
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    causal: bool,
+    scale: float,
+    wanted: tuple[bool, bool],
+) -> None:
+    """``tensors``: q, k, v, grad_out, lse, delta, grad_q, grad_k, grad_v."""
+    q, k, v, grad_out, *numbers, grad_q, grad_k, grad_v = tensors
     words = map(word, (contracts.exponent_scale(scale), scale, contracts.LOG2_E))
     by_query, by_key = bounds_of(problem, cu_q, cu_k)
     tail = (problem.documents, problem.queries, problem.keys, problem.heads, problem.group, *words)
@@ -85,7 +127,6 @@ def backward(
         maps = _maps(plan.by_query.tile, plan.by_query.rows, q, k, v, grad_out)
         prepared = _launch("attention_grad_queries", plan.by_query, *kind, grid)
         launch(prepared, *maps, *numbers, grad_q, by_query, by_key, *tail)
-    return grad_q, grad_k, grad_v
 
 
 def _maps(queries: int, keys: int, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from samebits.autograd import refuse_second_derivative
 from samebits.observers import unwatched
 from samebits.operator import LIBRARY, announce
 from samebits.runtime import device as devices
+from samebits.runtime.program import Program
 from samebits.sequence_ops.attention import contracts, reference
 from samebits.sequence_ops.attention.checks import Problem, check, check_bounds, check_gradient
 from samebits.sequence_ops.attention.choice import Decision, decide
@@ -58,6 +59,8 @@ class _Ready(NamedTuple):
 
     problem: Problem
     decision: Decision
+    program: Program | None = None
+    """What the CUDA backend launches, where it has been written down."""
 
 
 KNOWN_CALLS = 4096
@@ -92,12 +95,36 @@ def _ready(
         grad_out, out, lse = upstream
         check_gradient(title, q, out, lse, grad_out)
     read = (q, k, v, upstream[0].contiguous()) if backward else (q, k, v)
-    ready = _Ready(problem, _decide(problem, contracts.recipe(contract), backward, causal, asked, read, wanted))
+    recipe = contracts.recipe(contract)
+    ready = _Ready(problem, _decide(problem, recipe, backward, causal, asked, read, wanted))
     if dense:
+        if ready.decision.choice.backend == "cuda":
+            program = _written_down(ready, recipe, tensors, causal, contracts.fp32(scale), wanted)
+            ready = ready._replace(program=program)
         if len(_known) >= KNOWN_CALLS:
             _known.clear()
         _known[found] = ready
     return ready, cu_q, cu_k
+
+
+def _written_down(
+    ready: _Ready,
+    recipe: Recipe,
+    tensors: tuple[Tensor, ...],
+    causal: bool,
+    scale: float,
+    wanted: tuple[str, ...],
+) -> Program | None:
+    """``tensors`` as :func:`_ready` has them."""
+    from samebits.sequence_ops.attention import cuda, cuda_backward
+
+    plan: Any = ready.decision.choice.plan
+    q, k, v, *upstream = tensors
+    if not upstream:
+        return cuda.written_down(ready.problem, recipe, plan, q, k, v, causal, scale)
+    grad_out, _, lse = (tensor.contiguous() for tensor in upstream)
+    by = ("grad_q" in wanted, "grad_k" in wanted or "grad_v" in wanted)
+    return cuda_backward.written_down(ready.problem, plan, q, k, v, lse, grad_out, causal, scale, by)
 
 
 def _announce(found: Decision) -> None:
@@ -150,7 +177,7 @@ def _forward(
 
 def _on(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """The device of a tensor, made current where it is not."""
-    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+    if not tensor.is_cuda or tensor.get_device() == devices.current_device():
         return _HERE
     return torch.cuda.device(tensor.device)
 
@@ -169,14 +196,14 @@ def _run(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    problem, decision = ready
+    problem, decision, program = ready
     plan: Any = decision.choice.plan
     if decision.choice.backend == "reference":
         return reference.forward(problem, recipe, q, k, v, cu_q, cu_k, causal, scale)
     if decision.choice.backend == "cuda":
         from samebits.sequence_ops.attention import cuda
 
-        return cuda.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
+        return cuda.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale, program)
     from samebits.sequence_ops.attention import triton
 
     return triton.forward(problem, recipe, plan, q, k, v, cu_q, cu_k, causal, scale)
@@ -223,7 +250,7 @@ def _run_backward(
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``tensors``: q, k, v, out, lse, grad_out."""
-    problem, decision = ready
+    problem, decision, program = ready
     by = (wanted[0], wanted[1] or wanted[2])
     plan: Any = decision.choice.plan
     if decision.choice.backend == "reference":
@@ -231,7 +258,7 @@ def _run_backward(
     if decision.choice.backend == "cuda":
         from samebits.sequence_ops.attention import cuda_backward
 
-        return cuda_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)
+        return cuda_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by, program)
     from samebits.sequence_ops.attention import triton_backward
 
     return triton_backward.backward(problem, plan, *tensors, cu_q, cu_k, causal, scale, by)

@@ -15,20 +15,23 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q (B, S_q, H, D), k and v (B, S_k, H_kv, D) to (B, S_q, H, D)."""
 
 
-def _sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """Heads and positions as in ``attention``; a causal mask is aligned at the top left."""
     first, second, third = (t.transpose(1, 2) for t in (q, k, v))
     shared = q.shape[2] != k.shape[2]
     with sdpa_kernel(backend):
-        out = torch.nn.functional.scaled_dot_product_attention(first, second, third, enable_gqa=shared)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            first, second, third, is_causal=causal, enable_gqa=shared
+        )
     return out.transpose(1, 2)
 
 
 PEERS: dict[str, Attention] = {
-    CUDNN: functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
-    FLASH: functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
-    FLASH_DETERMINISTIC: functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
-    "efficient": functools.partial(_sdpa, SDPBackend.EFFICIENT_ATTENTION),
-    "math": functools.partial(_sdpa, SDPBackend.MATH),
+    CUDNN: functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    FLASH: functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    FLASH_DETERMINISTIC: functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "efficient": functools.partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
+    "math": functools.partial(sdpa, SDPBackend.MATH),
 }
 """Not causal. ``deterministic`` is for whoever runs a backward: under ``torch.use_deterministic_algorithms``."""
 DETERMINISTIC = FLASH_DETERMINISTIC
