@@ -30,6 +30,14 @@ def test_what_is_written_is_read(recorded):
     assert lines[0]["modules"]["blocks.0.norm"] == "LayerNorm((8,), eps=1e-05, elementwise_affine=True, bias=True)"
 
 
+@pytest.mark.parametrize("text", ["import torch\n", "[1]\n", "{}\n"])
+def test_another_file_is_no_trace(tmp_path, text):
+    path = tmp_path / "run.py"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=r"run.py is no trace: its first line is not a samebits-trace header"):
+        read(path)
+
+
 def test_every_cut_is_noticed(recorded):
     _, path = recorded
     text = path.read_text()

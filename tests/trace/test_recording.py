@@ -651,11 +651,13 @@ def test_a_gpu_gives_the_trace_of_the_cpu():
 @pytest.mark.gpu
 def test_what_is_captured_has_no_value_yet():
     model, x, graph = Doubles(), batch().cuda(), torch.cuda.CUDAGraph()
-    model(x)
-    with trace(model) as recording, torch.cuda.graph(graph):
+    with trace(model) as recording:
         model(x)
-    record = calls(recording)[0].outputs[0]
-    assert record.digest is None and "captured" in record.note
+        with torch.cuda.graph(graph):
+            model(x)
+    _, captured = calls(recording)
+    assert captured.inputs[0].digest == digest(x), "known from before, and nothing runs"
+    assert captured.outputs[0].digest is None and "captured" in captured.outputs[0].note
 
 
 # --- misuse -----------------------------------------------------------------------------------------------------------

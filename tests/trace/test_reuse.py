@@ -24,8 +24,8 @@ class Does(nn.Module):
         super().__init__()
         self.what = what
 
-    def forward(self, *given):
-        return self.what(*given)
+    def forward(self, *given, **named):
+        return self.what(*given, **named)
 
 
 @pytest.fixture
@@ -214,6 +214,35 @@ def test_the_same_bytes_in_another_shape_are_not_read_again(reads):
     assert [r.shape for r in event.inputs] == [tuple(v.shape) for v in views]
 
 
+def test_a_tensor_of_another_class_is_recorded():
+    """A parameter that a module returns by itself: nobody asks for its truth value."""
+    parameter = nn.Parameter(torch.arange(6.0))
+    model = Does(lambda given: parameter)
+    with trace(model) as recording:
+        model(parameter)
+        model(given=parameter)
+    for event in recording.trace.phase("forward"):
+        assert [r.digest for r in (*event.inputs, *event.outputs)] == [digest(parameter)] * 2
+        assert event.outputs[0].where == "output"
+
+
+def test_a_tensor_that_was_made_another_one_is_read_again(reads):
+    """By ``.data``, which counts nothing: other memory, and another look at the same memory."""
+    model, x = Does(lambda x: None), torch.arange(36.0).view(6, 6)
+    looks = [x, torch.randn(6, 6)]
+    looks += [looks[1].view(torch.int32), looks[1].t(), looks[1].view(4, 9), looks[1][:3]]
+    y = torch.empty(0)
+    with trace(model) as recording:
+        for look in looks:
+            y.data = look
+            model(y)
+    assert len(reads) == 4, "two of them show bytes that were read, in the same order"
+    events = sorted(recording.trace.phase("forward"), key=lambda event: event.start)
+    assert [event.inputs[0].digest for event in events] == [digest(look) for look in looks]
+    assert [event.inputs[0].stride for event in events] == [look.stride() for look in looks]
+    assert [event.inputs[0].dtype for event in events] == [str(look.dtype).removeprefix("torch.") for look in looks]
+
+
 def test_tensors_without_a_count_are_always_read(reads):
     model = Does(lambda x: x)
     with trace(model) as recording, torch.inference_mode():
@@ -243,12 +272,14 @@ def test_storages_that_are_gone_are_dropped(monkeypatch):
     def place_of(tensor, lead=0):
         return reuse.place_of(tensor, layouts.of(tensor), lead)
 
-    reading, place = Reading(None, None, 12, 0), place_of(alive)
+    reading, place = Reading(size=12), place_of(alive)
     known.add(alive, place, 1, reading)
     for i in range(100):
         other = torch.full((4,), float(i))
-        known.add(other, place_of(other), 2 + i, reading)
-    assert len(known._alive) < 20 and len(known.readings) < 20 and known.find(place, 0, 0) is reading
+        known.add(other, place_of(other), 2 + i, Reading(size=16))
+        known.seen[(*place_of(other)[:2], other.shape)] = layouts.of(other), reading
+    assert len(known.alive) < 20 and len(known.readings) < 20 and len(known.seen) < 20
+    assert known.find(place, 0, 0) is reading
     assert known.find(place, 0, 1) is None and known.find(place, 1, 0) is None
     assert known.find(place_of(alive, 1), 0, 0) is None
 

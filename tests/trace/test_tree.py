@@ -54,14 +54,21 @@ def emulated(monkeypatch):
     monkeypatch.setattr(vectors, "start", emulator.start)
     monkeypatch.setattr(vectors, "_empty", lambda index, count: torch.full((count, 16), -7, dtype=torch.int32))
     monkeypatch.setattr(vectors, "keys", lambda index, level: keys[level - 1 :])
-    monkeypatch.setattr(vectors, "_on", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(vectors, "_current", lambda index: (index, 0))
+    monkeypatch.setattr(vectors, "_current", lambda index: 0)
     monkeypatch.setattr(vectors, "_processors", lambda index: 2)
     monkeypatch.setattr(vectors, "SLAB", 512)
     monkeypatch.setattr(vectors, "SCRATCH", 512)
     vectors.grid.cache_clear()
     yield emulator
     vectors.grid.cache_clear()
+
+
+@pytest.fixture
+def recorded(emulated, monkeypatch):
+    """Traces take tensors on the CPU to be on that GPU."""
+    monkeypatch.setattr(layout.probe, "usable", lambda device: True)
+    monkeypatch.setattr(layout, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(digest, "capturing", lambda: False)
 
 
 @pytest.fixture
@@ -94,7 +101,8 @@ def launched(*tensors, lead=0, axis=0):
     """What the kernel leaves of tensors that are read together: of each, of its rows, and the bytes of a row."""
     memories, todo, shared, found = vectors.Memories(), [], [], []
     for tensor in tensors:
-        whole, rows, into, width = vectors.jobs(tensor, lead, axis)
+        into = vectors.Vectors()
+        whole, rows, width = vectors.jobs(tensor, into, lead, axis)
         todo += [job for job in (rows, whole) if job is not None]
         shared += [(rows.into, into)] if whole is None else []
         found.append((into, None if rows is None else rows.into, width))
@@ -240,21 +248,73 @@ def test_a_trace_has_the_same_digests(emulated, monkeypatch):
     assert emulated.launches > 20
 
 
+def test_under_capture_nothing_is_launched_and_what_is_known_stays_known(emulated, recorded, monkeypatch):
+    captured = False
+    monkeypatch.setattr(digest, "capturing", lambda: captured)
+    model, x = torch.nn.ReLU(), torch.ones(5)
+    with trace(model) as recording:
+        model(x)
+        captured, launches = True, emulated.launches
+        model(x)
+        assert emulated.launches == launches
+        captured = False
+        model(x)
+    first, second, third = recording.trace.phase("forward")
+    assert second.inputs == first.inputs and second.inputs[0].digest == digest.digest(x)
+    assert second.outputs[0].digest is None and second.outputs[0].note == digest.CAPTURED
+    assert third.outputs == first.outputs
+
+
+def test_another_look_at_memory_that_was_written_to_is_read(recorded):
+    """The same bytes in another shape; the second write is one that torch does not count, in a call that returns the look."""
+
+    class Writes(torch.nn.Module):
+        def forward(self, x):
+            x.detach().numpy()[0] += 1
+            return x.view(2, 3)
+
+    model, x, gone = torch.nn.Sequential(torch.nn.Flatten(0), Writes()), torch.zeros(6), torch.zeros(6)
+    gone.untyped_storage().resize_(0)
+    with trace(model) as recording:
+        model(torch.zeros(3, 2))  # shapes are known from now on
+        model(x)
+        x.add_(1)
+        model(x.view(3, 2))
+        with contextlib.suppress(IndexError, ValueError, RuntimeError):
+            model(gone)
+    events = sorted(recording.trace.phase("forward"), key=lambda event: event.start)[3:]
+    first, flat, writes, second, _, again, third, *_ = events
+    zeros, ones = torch.zeros(6), torch.ones(6)
+    zeros[0], ones[0] = 1, 2
+    assert flat.outputs[0].digest == digest.digest(torch.zeros(6))
+    assert writes.outputs[0].digest == first.outputs[0].digest == digest.digest(zeros)
+    assert second.inputs[0].digest == digest.digest(ones)
+    ones[0] = 3
+    assert again.outputs[0].digest == second.outputs[0].digest == digest.digest(ones)
+    assert third.inputs[0].digest is None and "given back" in third.inputs[0].note
+
+
+def test_a_negated_look_is_not_the_tensor(recorded):
+    model, x = torch.nn.Flatten(0), torch.randn(5)
+    with trace(model) as recording:
+        for look in (x, torch._neg_view(x), x + 1, torch._neg_view(x - 1)):
+            model(look)
+    found = [event.inputs[0].digest for event in recording.trace.phase("forward")]
+    assert found == [digest.digest(look) for look in (x, -x, x + 1, 1 - x)]
+
+
 def test_memory_that_was_given_back_is_not_read(emulated):
     x = data(3000)
     view = x[5:]
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="given back"):
-        vectors.jobs(view)
+        vectors.jobs(view, vectors.Vectors())
 
 
-def test_a_launch_that_fails_is_said_and_not_remembered(emulated, monkeypatch):
+def test_a_launch_that_fails_is_said_and_not_remembered(recorded, monkeypatch):
     def refused(todo, index):
         raise RuntimeError("out of\nmemory")
 
-    monkeypatch.setattr(layout.probe, "usable", lambda device: True)
-    monkeypatch.setattr(layout, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(digest, "capturing", lambda: False)
     model, x = torch.nn.Identity(), torch.ones(5)
     with trace(model) as recording:
         with monkeypatch.context() as patch:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from samebits.verify.trace.events import Event
 from samebits.verify.trace.gradients import Gradients
 from samebits.verify.trace.kernels import Ranges
 from samebits.verify.trace.names import Named, is_compiled_in_place, is_managed, is_passed_over, named_modules
@@ -29,8 +28,8 @@ def _is_torch_alone(module: nn.Module) -> bool:
     """Nothing but torch's own code ran in this call, and that counts what it writes to what it returns: a module of torch.nn as it
     is there, without members, and without hooks but ours."""
     return (
-        type(module).__module__.startswith("torch.nn.modules.")
-        and not module._modules
+        not module._modules
+        and type(module).__module__.startswith("torch.nn.modules.")
         and len(module._forward_hooks) == 1
         and len(module._forward_pre_hooks) == 1
         and "forward" not in vars(module)
@@ -122,21 +121,24 @@ class Attached:
 
     @_only_looks
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._recorder.closed:
+        recorder = self._recorder
+        if torch.compiler.is_compiling() or recorder.closed:
             return  # inside compiled code: opaque
         if self._ranges.wanted:
             with self._ranges.own():
-                event = self._begun(module, args, kwargs)
-            self._ranges.enter(event)
+                call = self._begun(module, args, kwargs)
+            self._ranges.enter(call.event)
         else:
-            self._begun(module, args, kwargs)
+            call = self._begun(module, args, kwargs)
+        recorder.stack.append(call)
 
-    def _begun(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Event:
-        named = self._named[id(module)]
+    def _begun(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        at = id(module)
+        named, owners = self._named[at], self._roots.get(at)
         recorder = self._recorder
-        options, stack = recorder.options, recorder.stack
-        if options.parameters:
-            self._parameters.look(self._roots.get(id(module)) or (named,), named, self._managed)
+        options = recorder.options
+        if options.parameters and (owners or module._parameters or module._buffers or named.opaque):
+            self._parameters.look(owners or (named,), named, self._managed)
         event = recorder.event("module", recorder.phase(), named.path, named.cls)
         call = Call(module, event, sys.exc_info()[1])
         given = leaves(("args", args), ("kwargs", kwargs))
@@ -144,10 +146,9 @@ class Attached:
         event.values, event.opaque = given.values, given.opaque
         if named.opaque:
             event.note = "compiled: what happens inside is not recorded"
-        if options.gradients:
+        if options.gradients and torch.is_grad_enabled():
             self._gradients.before(call, given.tensors)
-        stack.append(call)
-        return event
+        return call
 
     @_only_looks
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -179,9 +180,11 @@ class Attached:
             # What was read before the call cannot stand for what it returns: it may have been written meanwhile, uncounted.
             after = -1 if _is_torch_alone(call.module) else event.start
             event.outputs = recorder.records(event, given.tensors, keep=keep, after=after)
-            event.values.update(given.values)
-            event.opaque.extend(given.opaque)
-            if options.gradients:
+            if given.values:
+                event.values = {**event.values, **given.values}
+            if given.opaque:
+                event.opaque = [*event.opaque, *given.opaque]
+            if options.gradients and torch.is_grad_enabled():
                 self._gradients.after(call, given.tensors)
         recorder.emit(event)
 

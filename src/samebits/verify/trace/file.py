@@ -87,7 +87,10 @@ def read(path: str | Path) -> Trace:
         raise TraceError(f"{path} is no trace: it is not text") from error
     if not lines:
         raise TraceError(f"{path} is empty")
-    head = _parse(path, 1, lines[0])
+    try:
+        head = _parse(path, 1, lines[0])
+    except TraceError:
+        head = {}
     if head.get("kind") != "header" or head.get("format") != FORMAT:
         raise TraceError(f"{path} is no trace: its first line is not a {FORMAT} header")
     if head.get("version") != VERSION:

@@ -7,8 +7,9 @@ that arrives, and hooks on the existing nodes at the call's border read what the
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from samebits.verify.trace.events import Event
 from samebits.verify.trace.recorder import Call, Recorder
 
+_LAST = 2**64 - 1
+"""Sequence number of the nodes that accumulate; they have none of their own."""
 PRUNE = 1 << 16
 """Handles after which those of graphs that are gone are dropped."""
 
@@ -31,17 +34,18 @@ class Gradients:
 
     def before(self, call: Call, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Note where the gradients of the inputs will go. An in-place operation inside the call would move it."""
-        if not torch.is_grad_enabled():
-            return
         call.begin = torch._C._autograd._get_sequence_nr()
         for where, tensor in inputs:
-            if tensor.requires_grad:
+            node = tensor.grad_fn
+            if node is not None:
+                call.edges.append((where, node, tensor.output_nr))
+            elif tensor.requires_grad:  # a leaf
                 edge = torch.autograd.graph.get_gradient_edge(tensor)
                 call.edges.append((where, edge.node, edge.output_nr))
 
     def after(self, call: Call, outputs: Sequence[tuple[str, Tensor]]) -> None:
         """Watch the gradients of the outputs, and the call's nodes that feed the inputs."""
-        roots = [(where, t) for where, t in outputs if t.requires_grad] if torch.is_grad_enabled() else []
+        roots = [(where, t) for where, t in outputs if t.requires_grad]
         if not roots:
             call.edges = []
             return
@@ -64,7 +68,7 @@ class Gradients:
                 return
             event = self._recorder.event("gradient", "backward", path)
             keep = self._recorder.options.keeps(path)
-            event.outputs = [self._recorder.record(event, f"grad.{path}", leaf.grad, rows=False, keep=keep)]
+            event.outputs = self._recorder.records(event, ((f"grad.{path}", leaf.grad),), rows=False, keep=keep)
             self._recorder.emit(event)
 
         self._add(parameter.register_post_accumulate_grad_hook(accumulated))
@@ -91,20 +95,18 @@ class _Backward:
         self._noted: set[tuple[bool, str]] = set()
         """What has been noted in this event."""
 
-    def arrival(self, where: str) -> Any:
-        def hook(grad: Tensor) -> None:
-            self._note(where, grad, arrived=True)
+    def arrival(self, where: str) -> Callable[[Tensor], None]:
+        return functools.partial(self._note, where, True)
 
-        return hook
-
-    def contribution(self, where: str, slot: int) -> Any:
+    def contribution(self, where: str, slot: int) -> Callable[..., None]:
         def hook(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> None:
-            if grad_inputs[slot] is not None:
-                self._note(where, grad_inputs[slot], arrived=False)
+            grad = grad_inputs[slot]
+            if grad is not None:
+                self._note(where, False, grad)
 
         return hook
 
-    def _note(self, where: str, grad: Any, arrived: bool) -> None:
+    def _note(self, where: str, arrived: bool, grad: Tensor) -> None:
         if self._recorder.closed:
             return
         event = self._event
@@ -115,8 +117,11 @@ class _Backward:
             self._recorder.emit(event)
             self._noted.clear()
         self._noted.add((arrived, where))
-        record = self._recorder.record(event, where, grad, keep=self._keep)
-        (event.inputs if arrived else event.outputs).append(record)
+        found = self._recorder.records(event, ((where, grad),), keep=self._keep)
+        if arrived:
+            event.inputs = [*event.inputs, *found]
+        else:
+            event.outputs = [*event.outputs, *found]
         event.end = self._recorder.tick()
 
 
@@ -133,7 +138,8 @@ def _border(call: Call, outputs: Sequence[Tensor]) -> dict[str, list[tuple[Any, 
     seen: dict[int, Any] = {}  # holds the nodes, so that an id stays theirs
     while stack:
         node = stack.pop()
-        if id(node) in seen or node._sequence_nr() < call.begin or node.name().endswith("AccumulateGrad"):
+        made = node._sequence_nr()
+        if made < call.begin or (made == _LAST and node.name().endswith("AccumulateGrad")) or id(node) in seen:
             continue
         seen[id(node)] = node
         for slot, (following, number) in enumerate(node.next_functions):

@@ -21,10 +21,13 @@ class Layout:
 
     why: str | None
     """Why tensors like this have no digest."""
+    kind: torch.dtype
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     device: str
+    index: int
+    """Of a GPU."""
     key: Any
     """Of no other layout; None where the tensor is no plain one."""
     view: Any
@@ -38,6 +41,8 @@ class Layout:
     """Our kernel reads it."""
     part: Part | None
     """Where it lies; None: it must be copied first, or is too large."""
+    direct: Part | None
+    """The same where writes are counted as well."""
 
 
 class Layouts:
@@ -45,6 +50,9 @@ class Layouts:
 
     def __init__(self) -> None:
         self.known: dict[Any, Layout] = {}
+        self.direct: dict[Any, Layout] = {}
+        """Those that have ``direct``, by dtype, shape, strides and device, for tensors that are strided, neither conjugated nor
+        negated and count their writes."""
 
     def of(self, tensor: Tensor) -> Layout:
         if type(tensor) not in digest.PLAIN:
@@ -57,7 +65,10 @@ class Layouts:
         if found is None:
             if len(self.known) >= KNOWN:
                 self.known.clear()
+                self.direct.clear()
             found = self.known[key] = _layout(tensor, key)
+            if found.direct is not None and not found.kind.is_complex:
+                self.direct[found.kind, tensor.shape, tensor.stride(), tensor.device] = found
         return found
 
 
@@ -74,19 +85,24 @@ def _layout(tensor: Tensor, key: Any) -> Layout:
     # A tensor class of somebody's own may have no memory behind it; torch asks the class.
     fast = why is None and key is not None and on_gpu and probe.usable(tensor.device)
     strided = why is None or (tensor.layout is torch.strided and not tensor.is_nested)
+    counted = key is not None and why is None and not tensor.is_inference()
+    part = _part(tensor) if fast else None
     return Layout(
         why,
+        tensor.dtype,
         str(tensor.dtype).removeprefix("torch."),
         () if tensor.is_nested else tuple(tensor.shape),
         tuple(tensor.stride()) if strided else (),
         str(tensor.device),
+        tensor.get_device() if on_gpu else -1,
         key,
         nbytes if dense else key,
-        key is not None and why is None and not tensor.is_inference(),
+        counted,
         nbytes,
         on_gpu,
         fast,
-        _part(tensor) if fast else None,
+        part,
+        part if counted else None,
     )
 
 

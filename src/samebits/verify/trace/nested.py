@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,16 @@ def leaves(*parts: tuple[str, Any]) -> Leaves:
     """Walk named structures, e.g. ``("args", args), ("kwargs", kwargs)``, in their own order."""
     found = Leaves()
     for name, value in parts:
-        _walk(name, value, found, 0)
+        if type(value) is tuple:  # the arguments of every call
+            for index, child in enumerate(value):
+                if type(child) is Tensor:
+                    found.tensors.append((f"{name}.{index}", child))
+                else:
+                    _walk(f"{name}.{index}", child, found, 1)
+        elif type(value) is Tensor:
+            found.tensors.append((name, value))
+        elif type(value) is not dict or value:
+            _walk(name, value, found, 0)
     return found
 
 
@@ -63,5 +73,10 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
     if isinstance(value, (tuple, list)):
         return ((str(index), child) for index, child in enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if hasattr(value, f.name))
+        return ((name, getattr(value, name)) for name in _fields(type(value)) if hasattr(value, name))
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))

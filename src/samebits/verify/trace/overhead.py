@@ -39,7 +39,7 @@ class Overhead:
     close_ms: float
     """Reading the digests back and making the events, once per trace."""
     ratio: float
-    """Traced over plain; 1.1 is the target on a GPU for a block of a real model's size."""
+    """Traced over plain, of the same round; 1.1 is the target on a GPU for a block of a real model's size."""
     calls: int
     digested_bytes: int
     """Bytes of all tensors that were recorded in one run, as often as they were; parameters by themselves are not among them."""
@@ -76,7 +76,7 @@ def measure(run: Callable[[], Any], model: nn.Module, rounds: int = ROUNDS, **op
         plain_ms=1e3 * statistics.median(plain),
         traced_ms=1e3 * statistics.median(traced),
         close_ms=1e3 * statistics.median(closed),
-        ratio=statistics.median(traced) / statistics.median(plain),
+        ratio=statistics.median(t / p for t, p in zip(traced, plain, strict=True)),
         calls=len(second),
         digested_bytes=sum(_bytes(event) for event in second),
         read_bytes=recording.bytes_read - before,

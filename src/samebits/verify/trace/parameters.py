@@ -34,13 +34,14 @@ class Parameters:
         """Record what is new among the modules' own parameters and buffers, in front of a call of ``calling``."""
         for named in modules:
             module = named.module
-            if not (module._parameters or module._buffers or named.opaque):
-                continue
-            called = named is calling
-            if not (managed or named.managed or named.opaque or module._buffers):
-                if self._is_as_before(module):
+            if not module._buffers and not named.opaque:
+                if not module._parameters:
                     continue
-                self._before[id(module)] = _versions(module)
+                if not (managed or named.managed):
+                    if self._is_as_before(module):
+                        continue
+                    self._before[id(module)] = _versions(module)
+            called = named is calling
             for name, tensor in own_tensors(named):
                 again = called and (managed or named.managed or not isinstance(tensor, nn.Parameter))
                 self._look(name, tensor, again)
@@ -50,10 +51,17 @@ class Parameters:
         before, now = self._before.get(id(module)), module._parameters
         if before is None or len(before) != len(now):
             return False
-        for (name, reference, at, version), (now_name, parameter) in zip(before, now.items(), strict=True):
-            if (None if reference is None else reference()) is not parameter or name != now_name:
-                return False
-            if parameter is not None and (parameter.data_ptr() != at or parameter._version != version):
+        for name, reference, at, version in before:
+            parameter = now.get(name)
+            if parameter is None:
+                if reference is not None or name not in now:
+                    return False
+            elif (
+                reference is None
+                or reference() is not parameter
+                or parameter.data_ptr() != at
+                or parameter._version != version
+            ):
                 return False
         return True
 
@@ -68,12 +76,12 @@ class Parameters:
         event = self._recorder.event("parameter", self._recorder.phase(), name, type(tensor).__name__)
         if fresh:
             keep, after = self._recorder.options.keeps(name), event.start if again else -1
-            record = self._recorder.record(event, name, tensor, rows=False, keep=keep, after=after)
-            self._records[key] = (weakref.ref(tensor), record)
+            found = self._recorder.records(event, ((name, tensor),), rows=False, keep=keep, after=after)
+            self._records[key] = (weakref.ref(tensor), found)
         else:
             assert known is not None
-            record = known[1]  # the same tensor under another name
-        event.outputs = [record]
+            found = known[1]  # the same tensor under another name
+        event.outputs = found
         self._recorder.emit(event)
 
 

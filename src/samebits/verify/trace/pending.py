@@ -19,14 +19,17 @@ row as much as a tensor of its size."""
 
 
 @dataclass(eq=False, slots=True)
-class Reading:
+class Reading(Vectors):
     """One tensor as it was read: its sums on their way; later the digests."""
 
-    whole: Vectors | None
-    rows: Vectors | None
-    size: int
+    size: int = 0
     """Bytes of the tensor."""
-    width: int
+    version: int = -1
+    """torch's count of writes to the tensor when it was read."""
+    position: int = -1
+    """In the trace, when it was read."""
+    rows: Vectors | None = None
+    width: int = 0
     """Bytes of a row."""
     digests: tuple[str, str | None] | None = None
     """Of the tensor and of its rows, once they are read."""
@@ -48,53 +51,64 @@ class Batch:
     Nothing may be launched between the moment that they are recorded for and the end of :meth:`launch`.
     """
 
-    __slots__ = ("_bytes", "_captured", "_jobs", "_pending", "_readings", "_shared")
+    __slots__ = ("captured", "index", "jobs", "made_by_torch", "pending", "readings", "shared")
 
-    def __init__(self, pending: Pending, captured: bool | None = None) -> None:
-        self._pending = pending
-        self._bytes = 0
-        """Of the sums that torch has made."""
-        self._readings: list[Reading] = []
-        self._jobs: list[Job] = []
-        self._shared: list[tuple[Vectors, Vectors]] = []
-        self._captured = captured
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+        self.readings: list[Reading] = []
+        self.jobs: list[Job] = []
+        """What is to be launched for them."""
+        self.index = -1
+        """Of the GPU that all jobs are for, see :meth:`on`."""
+        self.shared: list[tuple[Vectors, Vectors]] = []
+        """See :meth:`samebits.verify.trace.vectors.Memories.launch`."""
+        self.made_by_torch = 0
+        """Bytes of sums that need no launch."""
+        self.captured: bool | None = None
+        """What runs on the current stream is captured for a CUDA graph; None: nobody has asked."""
 
-    @property
-    def captured(self) -> bool:
-        """What runs on the current stream is captured for a CUDA graph."""
-        if self._captured is None:
-            self._captured = digest.capturing()
-        return self._captured
+    def is_captured(self) -> bool:
+        if self.captured is None:
+            self.captured = digest.capturing()
+        return self.captured
+
+    def on(self, index: int) -> None:
+        """The next job is for this GPU."""
+        if index != self.index:
+            self.launch()
+            self.index = index
 
     def add(self, tensor: Tensor, layout: Layout, lead: int = 0, axis: int = 0) -> Reading:
         """The tensor and its rows (``lead`` axes from ``axis`` on)."""
-        if layout.fast:
-            if lead or layout.part is None:
-                whole, rows, into, width = vectors.jobs(tensor, lead, axis)
-            else:
-                whole, rows, width = vectors.job(tensor, layout.part), None, 0
-                into = whole.into
-            reading = Reading(into, None if rows is None else rows.into, layout.nbytes, width)
-            if self._jobs and tensor.get_device() != self._jobs[0].data.get_device():
-                self.launch()
-            if rows is not None:
-                self._jobs.append(rows)
-                if whole is None:
-                    self._shared.append((rows.into, into))
-            if whole is not None:
-                self._jobs.append(whole)
-        else:
+        if not layout.fast:
             whole_sums, row_sums, width = digest.vectors(tensor, lead, axis)
-            by_row = None if row_sums is None else _stored(row_sums)
-            reading = Reading(_stored(whole_sums), by_row, layout.nbytes, width)
-            self._bytes += whole_sums.nbytes + (0 if row_sums is None else row_sums.nbytes)
-        self._readings.append(reading)
+            reading = Reading(*_stored(whole_sums), size=layout.nbytes, width=width)
+            if row_sums is not None:
+                reading.rows = Vectors(*_stored(row_sums))
+                self.made_by_torch += row_sums.nbytes
+            self.made_by_torch += whole_sums.nbytes
+            self.readings.append(reading)
+            return reading
+        reading = Reading(size=layout.nbytes)
+        if lead or layout.part is None:
+            whole, rows, reading.width = vectors.jobs(tensor, reading, lead, axis)
+        else:
+            whole, rows = vectors.job(tensor, layout.part, reading), None
+        self.on(layout.index)
+        if rows is not None:
+            reading.rows = rows.into
+            self.jobs.append(rows)
+            if whole is None:
+                self.shared.append((rows.into, reading))
+        if whole is not None:
+            self.jobs.append(whole)
+        self.readings.append(reading)
         return reading
 
     def launch(self) -> None:
-        if self._readings:
-            self._pending.launch(self._readings, self._jobs, self._shared, self._bytes)
-            self._readings, self._jobs, self._shared, self._bytes = [], [], [], 0
+        if self.readings:
+            self.pending.launch(self.readings, self.jobs, self.shared, self.made_by_torch)
+            self.readings, self.jobs, self.shared, self.made_by_torch = [], [], [], 0
 
 
 class Pending:
@@ -105,8 +119,8 @@ class Pending:
         self._waiting: list[Reading] = []
         self._bytes = 0
         self._memories = Memories()
-        self.bytes_read = 0
-        """Of all tensors so far."""
+        self._read_before = 0
+        """Bytes of the tensors whose digests have been read."""
         self.error: RuntimeError | None = None
         """What the device raised when digests were read; those are lost, and their records say so."""
 
@@ -120,14 +134,17 @@ class Pending:
                     nbytes += self._memories.launch(jobs, shared)
             except RuntimeError as error:  # no memory left: the run that is being watched must go on
                 for reading in readings:
-                    reading.whole, reading.note = None, f"not read: {_one_line(error)}"
+                    reading.store, reading.note = None, f"not read: {_one_line(error)}"
                 return
             self._waiting += readings
-            for reading in readings:
-                self.bytes_read += reading.size
             self._bytes += nbytes
             if self._bytes > BOUND:
                 self._read()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of all tensors so far."""
+        return self._read_before + sum(reading.size for reading in self._waiting)
 
     def read(self) -> None:
         """Wait for the devices and read every digest."""
@@ -135,6 +152,7 @@ class Pending:
             self._read()
 
     def _read(self) -> None:
+        self._read_before = self.bytes_read
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         found: dict[int, Tensor] = {}
         try:
@@ -143,16 +161,16 @@ class Pending:
             self.error = self.error or error
         self._memories.clear()
         for reading in waiting:
-            if found and reading.whole is not None:
+            if found and reading.store is not None:
                 rows = None if reading.rows is None else _text(reading.rows, found, reading.width)
-                reading.digests = _text(reading.whole, found, reading.size), rows
+                reading.digests = _text(reading, found, reading.size), rows
             else:
                 reading.note = f"lost: {type(self.error).__name__} when it was read"
-            reading.whole = reading.rows = None
+            reading.store = reading.rows = None
 
     def _stores(self, waiting: list[Reading]) -> dict[int, Tensor]:
         """What lies in the memory of the vectors, as far as it is used, on the host, by the memory's id."""
-        wanted = [v for reading in waiting for v in (reading.whole, reading.rows) if v is not None]
+        wanted = [v for reading in waiting for v in (reading, reading.rows) if v is not None]
         for index in {v.store.get_device() for v in wanted if v.store is not None and v.store.is_cuda}:
             torch.cuda.synchronize(index)
         self._memories.finish()
@@ -171,8 +189,8 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def _stored(found: Tensor) -> Vectors:
-    return Vectors(found.shape[0], found.shape[1], found.flatten(0, 1))
+def _stored(found: Tensor) -> tuple[int, int, Tensor]:
+    return found.shape[0], found.shape[1], found.flatten(0, 1)
 
 
 def _text(vectors: Vectors, stores: dict[int, Tensor], size: int) -> str:

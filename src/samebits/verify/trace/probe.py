@@ -47,7 +47,7 @@ def _difference(device: torch.device) -> str | None:
             values[: 16 * CHUNK].view(-1, 256)[:, 16:64],
         )
         memories = vectors.Memories()
-        jobs = [job for job, _, _, _ in map(vectors.jobs, tried) if job is not None]
+        jobs = [job for job, _, _ in (vectors.jobs(tensor, vectors.Vectors()) for tensor in tried) if job is not None]
         memories.launch(jobs)
         memories.finish()
         for tensor, job in zip(tried, jobs, strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from samebits.verify.trace.layout import Layout
@@ -21,39 +21,52 @@ PRUNE = 4096
 """Storages after which those that are gone are dropped; from then on at twice as many as were left."""
 Place = tuple[Any, ...]
 """Identity of a storage first, then what of it a tensor shows, and with which digests it was asked for."""
+Sight = tuple[int, int, Any]
+"""Identity of a storage, address and shape: what tells nearly every tensor from all others and is had at once."""
 
 
 class Known:
     """The last digest of every tensor that was read. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self.readings: dict[Place, tuple[int, int, Reading]] = {}
-        """The last one of each place: count of writes, position in the trace, digests."""
-        self._alive: dict[int, StorageWeakRef] = {}
+        self.readings: dict[Place, Reading] = {}
+        """The last one of each place."""
+        self.seen: dict[Sight, tuple[Layout, Reading]] = {}
+        """What was found last by a sight; whether it still holds is for the finder to ask."""
+        self.alive: dict[int, StorageWeakRef] = {}
+        """The storages that anything is known of, by identity."""
         self._prune_at = PRUNE
         self._lock = threading.Lock()
 
     def find(self, place: Place, version: int, after: int) -> Reading | None:
         """The digests of what lies there now, where they were taken behind position ``after``."""
         known = self.readings.get(place)
-        if known is None or known[0] != version or known[1] <= after or known[2].note:
+        if known is None or known.version != version or known.position <= after or known.note:
             return None
-        return known[2]
+        return known
 
     def add(self, tensor: Tensor, place: Place, position: int, reading: Reading) -> None:
         """``tensor``, which lies at ``place``, was read at ``position``."""
+        reading.version, reading.position = tensor._version, position
+        if place[0] not in self.alive:
+            self.adopt(tensor.untyped_storage())
+        self.readings[place] = reading
+
+    def adopt(self, storage: UntypedStorage) -> None:
+        """Keep the identity of a storage from being used again."""
         with self._lock:
-            if place[0] not in self._alive:
-                if len(self._alive) >= self._prune_at:
-                    self._prune()
-                self._alive[place[0]] = StorageWeakRef(tensor.untyped_storage())
-            self.readings[place] = (tensor._version, position, reading)
+            if len(self.alive) >= self._prune_at:
+                self._prune()
+            self.alive[storage._cdata] = StorageWeakRef(storage)
 
     def _prune(self) -> None:
-        self._alive = {at: alive for at, alive in self._alive.items() if not alive.expired()}
-        self._prune_at = max(PRUNE, 2 * len(self._alive))
-        for place in [place for place in self.readings if place[0] not in self._alive]:
-            del self.readings[place]
+        alive = {at: storage for at, storage in self.alive.items() if not storage.expired()}
+        for found in (self.readings, self.seen):
+            for place in list(found):
+                if place[0] not in alive:
+                    del found[place]
+        self.alive = alive  # only now may an identity be used again
+        self._prune_at = max(PRUNE, 2 * len(alive))
 
 
 def place_of(tensor: Tensor, layout: Layout, lead: int = 0, axis: int = 0) -> Place:

@@ -110,8 +110,7 @@ class Tracing:
         self, operator: str, backward: bool, tensors: Sequence[Any], results: Sequence[Any], decision: Any
     ) -> None:
         """One of our operators ran; see :mod:`samebits.observers`."""
-        recorder = self._recorder
-        if recorder.closed:
+        if self._recorder.closed:
             return
         for result in results:
             if type(result) not in PLAIN and type(result).__name__ == "FakeTensor":
@@ -134,9 +133,12 @@ class Tracing:
         event = recorder.event("operator", "backward" if backward else recorder.phase(), path)
         # Not inputs: where the contract differs, the operator is what made the difference.
         event.cls, event.note = decision.choice.backend, f"contract {decision.call.contract}"
-        given = [(place, t) for place, t in zip(taken, tensors, strict=True) if t is not None]
-        event.inputs = recorder.records(event, given)
-        event.outputs = recorder.records(event, zip(returned, results, strict=True), after=event.start)
+        batch = recorder.batch()
+        try:
+            event.inputs = recorder.records(event, zip(taken, tensors, strict=True), batch=batch)
+            event.outputs = recorder.records(event, zip(returned, results, strict=True), after=event.start, batch=batch)
+        finally:
+            batch.launch()
         recorder.emit(event)
 
 

@@ -8,13 +8,14 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from samebits.runtime.device import current_device
 from samebits.runtime.launch import Launch, launch
 from samebits.verify.trace import digest
 from samebits.verify.trace.digest import CHUNK, COLUMNS, LAST
@@ -33,16 +34,14 @@ SCRATCH = 1 << 17
 _PART = struct.Struct("<QQIIIIqqqqq")
 _END = struct.Struct("<qq")
 _BEHIND = 2**32 - 1
-Device = tuple[int, int]
-"""Index of a device, and its stream."""
 
 
 @dataclass(eq=False, slots=True)
 class Vectors:
     """``many`` times ``each`` vectors from number ``first`` on in ``store``, int32 (vectors, 16)."""
 
-    many: int
-    each: int
+    many: int = 1
+    each: int = 0
     store: Tensor | None = None
     first: int = 0
     level: int = 0
@@ -68,15 +67,16 @@ class Job(NamedTuple):
     into: Vectors
 
 
-def job(tensor: Tensor, part: Part) -> Job:
+def job(tensor: Tensor, part: Part, into: Vectors) -> Job:
     """What to launch for a plain tensor on a GPU. RuntimeError: it has no memory."""
     if part.tiles and not tensor.untyped_storage().data_ptr():
         raise RuntimeError("its memory was given back")
-    return Job(tensor, 0, part, Vectors(1, part.each, None, 0, part.next_level))
+    into.each, into.level = part.each, part.next_level
+    return Job(tensor, 0, part, into)
 
 
-def jobs(tensor: Tensor, lead: int = 0, axis: int = 0) -> tuple[Job | None, Job | None, Vectors, int]:
-    """The same for any such tensor and its rows; where all of it will be, and the bytes of a row.
+def jobs(tensor: Tensor, into: Vectors, lead: int = 0, axis: int = 0) -> tuple[Job | None, Job | None, int]:
+    """The same for any such tensor and its rows, and the bytes of a row. ``into``: where all of it will be.
 
     Without the first, all of it begins with what the rows leave. Otherwise as :func:`samebits.verify.trace.digest.vectors`.
     RuntimeError: the tensor has no memory, or too many bytes.
@@ -89,9 +89,9 @@ def jobs(tensor: Tensor, lead: int = 0, axis: int = 0) -> tuple[Job | None, Job 
         tensor = _dense(tensor)
         todo = of_bytes(tensor.shape, tensor.stride(), size)
         assert todo is not None, f"a dense tensor of {tuple(tensor.shape)}"
-    whole = job(tensor, todo)
+    whole = job(tensor, todo, into)
     if not lead:
-        return whole, None, whole.into, 0
+        return whole, None, 0
     front = _rows_in_front(tensor, lead, axis) if axis else tensor
     by_row = of_rows(front.shape, front.stride(), size, lead)
     if by_row is None:
@@ -103,9 +103,10 @@ def jobs(tensor: Tensor, lead: int = 0, axis: int = 0) -> tuple[Job | None, Job 
     each = by_row.each * by_row.trees // many if many else 0
     rows = Job(front, 0, by_row, Vectors(many, each, level=by_row.next_level))
     if axis or width == 0 or width % CHUNK or width > LAST * CHUNK:
-        return whole, rows, whole.into, width
+        return whole, rows, width
     # The rows' chunks are those of the tensor: what is above them needs no second look at the bytes.
-    return None, rows, Vectors(1, rows.into.count, level=2), width
+    into.each, into.level = rows.into.count, 2
+    return None, rows, width
 
 
 class Memories:
@@ -113,7 +114,7 @@ class Memories:
     time. Results stay where they are until :meth:`clear`."""
 
     def __init__(self) -> None:
-        self._by_stream: dict[Device, _Memory] = {}
+        self._by_stream: dict[tuple[int, int], _Memory] = {}
 
     def launch(self, todo: Sequence[Job], shared: Sequence[tuple[Vectors, Vectors]] = ()) -> int:
         """On the current stream of the device of the first, on which all are; all of one level. Nothing waits.
@@ -122,20 +123,22 @@ class Memories:
         Returns how many bytes are left in the end.
         """
         index = todo[0].data.get_device()
-        with _on(index):
-            key = _current(index)
-            memory = self._by_stream.get(key)
-            if memory is None:
-                memory = self._by_stream[key] = _Memory(index)
-            count = memory.launch(todo)
-            for left, beginning in shared:
-                count += memory.share(left, beginning)
-            return count * VECTOR
+        stream = _current(index)
+        if stream is None:
+            with torch.cuda.device(index):
+                return self.launch(todo, shared)
+        memory = self._by_stream.get((index, stream))
+        if memory is None:
+            memory = self._by_stream[index, stream] = _Memory(index)
+        count = memory.launch(todo)
+        for left, beginning in shared:
+            count += memory.share(left, beginning)
+        return count * VECTOR
 
     def finish(self) -> None:
         """Launch every level that is missing. What was launched on other streams must have ended."""
         for (index, _), memory in self._by_stream.items():
-            with _on(index):
+            with nullcontext() if _current(index) is not None else torch.cuda.device(index):
                 while memory.waiting:
                     memory.raise_level()
 
@@ -170,8 +173,15 @@ class _Memory:
                 left += into.many * into.each
         if missing:
             self._make_room(missing)
-        for _, _, _, into in todo:
-            self._place(into)
+        slab, used = self.slab, self.used
+        if missing or slab is None or left > SLAB // 4 or used + left > slab.shape[0]:
+            for _, _, _, into in todo:
+                self._place(into)
+        else:  # the usual
+            for _, _, _, into in todo:
+                into.store, into.first = slab, used
+                used += into.many * into.each
+            self.used = used
         start(todo, self.index)
         return left
 
@@ -239,10 +249,13 @@ class Words(ctypes.Array):  # type: ignore[type-arg]
 
 def start(todo: Sequence[Job], index: int) -> None:
     """One launch, on the current stream of the current device."""
-    words = _words()
+    try:
+        words = _own.words
+    except AttributeError:
+        words = _own.words = Words()
     tiles = fill(words, todo, Tensor.data_ptr)
     if tiles:
-        launch(grid(tiles, index), words, keys(index, todo[0].part.level))
+        launch(grid(tiles, index), words, keys_at(index, todo[0].part.level))
 
 
 def fill(words: Words, todo: Sequence[Job], address: Callable[[Tensor], int]) -> int:
@@ -252,28 +265,21 @@ def fill(words: Words, todo: Sequence[Job], address: Callable[[Tensor], int]) ->
         if part.tiles:
             assert into.store is not None
             out = address(into.store) + into.first * VECTOR
-            _PART.pack_into(words, at, address(data) + offset, out, tiles, *part.numbers, part.deep)
-            at += _PART.size
+            _pack(words, at, address(data) + offset, out, tiles, *part.numbers, part.deep)
+            at += _SIZE
             tiles += part.tiles
             deep |= part.deep
     if tiles >= _BEHIND:
         raise RuntimeError("tensors of too many bytes for one launch")
-    if at < MOST * _PART.size:
-        _PART.pack_into(words, at, 0, 0, _BEHIND, *_NO_NUMBERS)
-    _END.pack_into(words, MOST * _PART.size, tiles, deep)
+    if at < MOST * _SIZE:
+        _pack(words, at, 0, 0, _BEHIND, *_NO_NUMBERS)
+    _END.pack_into(words, MOST * _SIZE, tiles, deep)
     return tiles
 
 
+_pack, _SIZE = _PART.pack_into, _PART.size
 _NO_NUMBERS = (0,) * 8
 _own = threading.local()
-
-
-def _words() -> Words:
-    try:
-        found: Words = _own.words
-    except AttributeError:
-        found = _own.words = Words()
-    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -298,21 +304,22 @@ def keys(index: int, level: int) -> Tensor:
 
 
 @functools.cache
+def keys_at(index: int, level: int) -> int:
+    """Their address; they stay."""
+    return keys(index, level).data_ptr()
+
+
+@functools.cache
 def _all_keys(index: int) -> Tensor:
     device = torch.device("cuda", index)
     with digest._plain(device):
         return digest._settled(arranged_keys().to(device))
 
 
-def _on(index: int) -> AbstractContextManager[Any]:
-    return _HERE if index == torch.cuda.current_device() else torch.cuda.device(index)
-
-
-_HERE = nullcontext()
-
-
-def _current(index: int) -> Device:
-    return index, torch._C._cuda_getCurrentRawStream(index)
+def _current(index: int) -> int | None:
+    """The current stream of a device; None where another device is the current one."""
+    stream: int | None = torch._C._cuda_getCurrentRawStream(index) if index == current_device() else None
+    return stream
 
 
 def _dense(tensor: Tensor) -> Tensor:
