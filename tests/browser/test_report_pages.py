@@ -32,6 +32,7 @@ def full() -> str:
 
 
 PICTURE = pages.Picture("nodes", "What a PNG shows.", png(1200, 400))
+TIMED = replayed.changed(latency_us=replayed.TIMED)
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -46,8 +47,8 @@ PAGES = {
     "report, nothing run": lambda: write.render(load.Recorded(), recorded.STAMP),
     "report, full": full,
     "replay": lambda: pages.tables_page(replays.page(replayed.REPLAY)),
-    "replay, with a command and a picture": lambda: pages.tables_page(
-        dataclasses.replace(replays.page(replayed.REPLAY | {"command": "samebits replay " * 9}), pictures=[PICTURE])
+    "replay, with times, a command and a picture": lambda: pages.tables_page(
+        dataclasses.replace(replays.page(TIMED | {"command": "samebits replay " * 9}), pictures=[PICTURE])
     ),
 }
 

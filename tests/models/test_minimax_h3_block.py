@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import samebits
 from samebits import cli
+from samebits.bench.timing import Failure, Sample
 from samebits.exact.compare import same_bits
 from samebits.models.minimax_h3 import (
     block,
@@ -20,6 +21,7 @@ from samebits.models.minimax_h3 import (
     controls,
     geometry,
     golden,
+    latency,
     measure,
     peer,
     provider,
@@ -28,6 +30,7 @@ from samebits.models.minimax_h3 import (
 )
 from samebits.models.minimax_h3.block_replay import KIND, OURS, replay_block
 from samebits.models.minimax_h3.candidate import PROVIDER
+from samebits.models.minimax_h3.forward import stages
 from samebits.report import replays
 from samebits.report.pages import tables_page
 
@@ -383,15 +386,67 @@ def test_the_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "Planted faults, mini, S = 23" in result.stdout and "Gradients" not in result.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"replay.json", "index.html", "figures"}
+    (case,) = json.loads((tmp_path / "replay.json").read_text())["cases"]
+    times = [stage["latency_us"] for stage in case["stages"]]
+    assert len(times) == 17 and all(found["ours"] > 0 and found["peer"] > 0 and found["calls"] > 1 for found in times)
     command = "samebits replay minimax-h3 --stage block --width 16 --backend reference --device cpu"
     assert json.loads((tmp_path / "replay.json").read_text())["command"] == command
     text = (tmp_path / "index.html").read_text()
     assert f"Again: <code>{command}</code>" in text
-    assert text.count("data:image/png;base64,") == 1, "nodes, whole; not its parts once more"
+    assert text.count("data:image/png;base64,") == 2, "nodes, whole, not its parts once more, and latency"
+    assert "Latency, mini, S = 23" in text and "block_bench" in text
     (tmp_path / "mine.py").write_text("def swiglu(x):\n    return x.chunk(2, -1)[0]\n")
     words += ["--against", "provider", "--bind", f"swiglu={tmp_path / 'mine.py'}:swiglu"]
     result = CliRunner().invoke(cli.build(words), words)
     assert result.exit_code == 1 and "broken" in result.stdout
+
+
+class Machine:
+    """Says how long each call takes, and remembers what it made."""
+
+    device = torch.device("cpu")
+    copy_gbps = launch_floor_us = 1.0
+
+    def __init__(self):
+        self.seen = []
+
+    def measure(self, works):
+        ours, peers = (made.prepare() for made in works)
+        self.seen.append((ours(), peers()))
+        return {
+            made.name: Sample(us, us, us, 7, method, us, 0)
+            for made, us, method in zip(works, (2.0, 4.125), ("graph", "events"), strict=True)
+        }
+
+    def free_bytes(self):
+        raise NotImplementedError
+
+    def release(self):
+        pass
+
+
+def test_what_is_timed_is_the_isolated_call_of_both(case):
+    """Ours and the peer's on the same arguments: those that make what the peer's chain has."""
+    machine, theirs = Machine(), block.BLOCK.by(provider)
+    bound = {name: theirs(name) for name in NAMES} | {"swiglu": lambda x: -x.chunk(2, -1)[0]}
+    result, _, history = stages(block.BLOCK, case, OURS(bound), theirs, theirs, clock=latency.on(machine))
+    assert [stage.latency_us for stage in result] == [
+        latency.Latency(2.0, 4.12, 7, f"ours: {latency.METHODS['graph']}; peer: {latency.METHODS['events']}")
+    ] * 17
+    for name, (ours, peers) in zip(NAMES, machine.seen, strict=True):
+        assert all(map(same_bits, peers, history[name])), name
+        assert all(map(same_bits, ours, history[name])) == (name != "swiglu"), "the candidate's, fed by the peer"
+
+
+def test_what_cannot_be_timed_says_why(case):
+    stage = block.NODES[1]
+
+    class Absent(Machine):
+        def measure(self, works):
+            return {made.name: Failure("out of memory") for made in works}
+
+    found = latency.on(Absent())(block.BLOCK, stage, block.BLOCK.by(provider), {})
+    assert found == latency.Latency(None, None, 0, "not measured: out of memory")
 
 
 def test_an_unknown_layout_or_stage_is_an_error(small):

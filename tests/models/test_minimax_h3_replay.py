@@ -21,6 +21,7 @@ from samebits.models.minimax_h3 import (
     forward,
     geometry,
     golden,
+    latency,
     measure,
     provider,
     record,
@@ -571,6 +572,19 @@ def test_the_command(tmp_path, monkeypatch):
     recorded = json.loads((tmp_path / "r.json").read_text())
     assert recorded == json.loads((tmp_path / "out" / "replay.json").read_text())
     assert "hidden_size 32" in recorded["geometry"]
+    times = [stage["latency_us"] for stage in recorded["cases"][0]["stages"]]
+    assert len(times) == 7 and all(found["ours"] > 0 and found["peer"] > 0 for found in times)
+
+
+def test_where_nothing_can_be_timed_the_replay_goes_on(tmp_path, monkeypatch):
+    def no_memory(device):
+        raise RuntimeError("the machine's own floor could not be measured: out of memory")
+
+    monkeypatch.setattr(latency, "clock", no_memory)
+    result = call(*SMALL, "--json", tmp_path / "r.json")
+    assert result.exit_code == 0 and "no latencies: the machine's own floor" in result.stderr
+    (case,) = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert {stage["latency_us"] for stage in case["stages"]} == {None}
 
 
 def test_a_broken_promise_is_exit_code_1(tmp_path):

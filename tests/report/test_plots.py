@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from report.test_replays import CASE, ERROR, REPLAY, SAME, STAGE
+from report.test_replays import CASE, ERROR, REPLAY, SAME, STAGE, TIMED
 from typer.testing import CliRunner
 
 from samebits import cli
@@ -115,6 +115,16 @@ def test_what_the_peer_does_not_repeat_has_another_mark():
     assert points(figure, "diffusers, varies by run")
     assert "diffusers" not in [line.get_label() for line in figure.axes[0].lines]
     assert points(drawn(STAMPED, "gradients-rounding"), "diffusers, varies by run") == [(1.0, 0.0)]
+
+
+def test_latencies_are_a_figure_where_the_record_has_them():
+    assert "latency" not in [plot.name for plot in plots.plots(BLOCK)]
+    record = changed(BLOCK, latency_us=TIMED)
+    figure = drawn(record, "latency")
+    ours, peers = (points(figure, label)[0][0] for label in ("samebits", "diffusers"))
+    assert peers - ours == pytest.approx(math.log10(2), abs=2e-3) and unreadable(figure) == []
+    (plot,) = (plot for plot in plots.shown(record) if plot.name == "latency")
+    assert "median of CUDA-graph <replays>; diffusers by its own operations" in plot.caption
 
 
 def test_cases_lie_in_lanes_from_the_top():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 
 import pytest
 from jinja2 import UndefinedError
@@ -151,6 +152,34 @@ def test_the_figure_shows_what_the_table_says():
     assert 'class="chip bad"' in figures.node_figure(varying).svg
     assert figures.node_figure(changed(error=ERROR | {"relative": None})["cases"][0]).svg.count("<circle") == 1
     assert "<b>" not in figures.node_figure(changed(name="<b>")["cases"][0]).svg
+
+
+TIMED = {"ours": 30.0, "peer": 60.0, "calls": 15, "how": "CUDA-graph <replays>"}
+
+
+def test_latencies_are_drawn_where_the_record_has_them():
+    assert len(replays.group(REPLAY["cases"][0]).figures) == 1 and "Latency" not in pages.tables_page(
+        replays.page(REPLAY)
+    )
+    case = changed(latency_us=TIMED)["cases"][0]
+    _, figure = replays.group(case).figures
+    bars = re.findall(r'width="([\d.]+)" height="6" class="(ours|peer)"', figure.svg)
+    assert bars == [("150.0", "ours"), ("300.0", "peer")] and "30.0 / 60.0" in figure.svg
+    assert "medians of CUDA-graph <replays>; " in figure.caption and "block_bench" in figure.caption
+    table = replays.case_tables(case)[0]
+    assert table.columns[-2:] == ("us", "peer's") and table.rows[0][-1] == Cell("60.0")
+    assert table.rows[0][-2] == Cell("30.0", detail="CUDA-graph <replays>, median of 15")
+    text = pages.tables_page(replays.page(changed(latency_us=TIMED)))
+    assert 'aria-label="Latency, T = 3, S = 5' in text and "CUDA-graph &lt;replays&gt;" in text
+
+
+def test_a_latency_that_could_not_be_measured_has_no_bar():
+    case = changed(latency_us=TIMED | {"ours": None})["cases"][0]
+    svg = figures.latency_figure(case).svg
+    assert 'class="ours"' not in svg and svg.count('class="peer"') == 1 and "- / 60.0" in svg
+    assert replays.case_tables(case)[0].rows[0][-2].text == "-"
+    none = changed(latency_us=TIMED | {"ours": None, "peer": None})["cases"][0]
+    assert "<rect" not in figures.latency_figure(none).svg
 
 
 def test_a_template_may_use_nothing_that_it_was_not_given():

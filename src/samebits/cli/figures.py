@@ -31,7 +31,7 @@ def figures(
     """Draw a recorded replay for print: figures as wide as a column or a page, and captions.txt.
 
     conditioning, block: per node the elements that differ from the peer (chained and isolated), rows that depend on the batch, and
-    the distance from FP64, of both; the same of gradients. model: along its depth. generation: along its steps.
+    the distance from FP64, of both; the same of gradients; latencies. model: along its depth. generation: along its steps.
     """
     from samebits.report import load, plots
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from samebits.models.minimax_h3.candidate import Candidate
+    from samebits.models.minimax_h3.latency import Clock
     from samebits.models.minimax_h3.record import Replay
     from samebits.models.minimax_h3.weights import Weights
 
@@ -113,9 +114,10 @@ def replay(
 
     conditioning: seven stages from the timestep to the last norm. block: the seventeen nodes of block 0, beside the real
     block, with planted faults. Per stage: repeat, a row alone beside the row in the batch (ours and the peer's), bits chained
-    and isolated, error. model: the whole patched transformer, boundary by boundary. generation: the real pipeline's layout,
-    schedules and denoising around it, in two processes and beside other sequences. The weights are those of --weights, of
-    the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS (conditioning and block), or synthetic ones with seed 0.
+    and isolated, error, latency (forward, for orientation). model: the whole patched transformer, boundary by boundary.
+    generation: the real pipeline's layout, schedules and denoising around it, in two processes and beside other sequences.
+    The weights are those of --weights, of the folder named in SAMEBITS_MINIMAX_H3_WEIGHTS (conditioning and block), or
+    synthetic ones with seed 0.
 
     Exit code 0: every promise was kept, 1: one was not, 2: wrong use.
     """
@@ -187,6 +189,7 @@ def replay(
         _refuse_layout(chosen, counts, lengths)
         options |= {"timesteps": counts, "seq_lens": lengths, "layout": chosen}
     loaded = _weights(weights, synthetic, width, where, of_block).to(where)
+    options["clock"] = _clock(where)
     try:
         with _progress() as progress:
             result = _run(stage, loaded, options | {"progress": progress})
@@ -291,6 +294,17 @@ def _weights(folder: Path | None, seed: int | None, width: int | None, device: t
         return loading.prepared(folder, block=block)
     chosen = width or (WIDTH_ON_CPU if device.type == "cpu" else geometry.OFFICIAL.hidden_size)
     return loading.synthetic(seed or 0, geometry.reduced(chosen), block=block, device=device)
+
+
+def _clock(device: torch.device) -> Clock | None:
+    """What times the stages; without the memory for it the replay goes on, and says so."""
+    from samebits.models.minimax_h3 import latency
+
+    try:
+        return latency.clock(device)
+    except RuntimeError as error:
+        typer.echo(f"samebits replay: no latencies: {error}", err=True)
+        return None
 
 
 def _show(result: Replay, console: Console) -> None:

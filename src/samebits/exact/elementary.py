@@ -36,7 +36,8 @@ def bits_of(architecture: str) -> Iterator[None]:
 
     Tensor cores, orders of sums and the functions inside ``attention`` are modelled on a CPU in any case; this adds exp, rsqrt,
     sin and cos. It changes neither torch's own functions nor anything on CUDA tensors. A backward has to run within it too. It
-    holds for the whole process, like ``samebits.policy``. ValueError: an architecture whose functions are not known; known is ``sm_90``.
+    holds for the whole process, like ``samebits.policy``. ValueError: an architecture whose functions are not known; known is
+    ``sm_90``.
     """
     global _chosen
     if architecture not in ARCHITECTURES:
@@ -73,6 +74,11 @@ def sigmoid(x: Tensor) -> Tensor:
     elements of a dense tensor, so a row would depend on its neighbours."""
     one = torch.ones_like(x)
     return one / (one + exp(-x))
+
+
+def chosen() -> str | None:
+    """The architecture of the :func:`bits_of` that is in force."""
+    return _chosen
 
 
 def modelled(x: Tensor) -> bool:

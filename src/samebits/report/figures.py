@@ -10,6 +10,11 @@ from samebits.report.parts import Figure, State
 
 ROW, TOP, LEFT, PLOT = 20, 28, 150, 300
 _CHIP = 76
+_BAR, _LABEL = 6, 70
+LATENCY_NOTE = (
+    "the peer by its own operations one by one; times of a replay are for orientation, "
+    "python -m samebits.models.minimax_h3.block_bench and samebits bench are the benchmarks"
+)
 
 
 def node_figure(case: dict[str, Any]) -> Figure:
@@ -43,6 +48,34 @@ def node_figure(case: dict[str, Any]) -> Figure:
         "on a logarithmic scale, ours filled, the peer's as a ring"
     )
     return Figure(title, caption, svg)
+
+
+def latency_figure(case: dict[str, Any]) -> Figure:
+    """Two bars for each stage from top to bottom, ours above the peer's, on a linear scale: where the time of the chain goes."""
+    stages = case["stages"]
+    times = [entry["latency_us"] for entry in stages]
+    longest = max(found[who] or 0.0 for found in times for who in ("ours", "peer")) or 1.0
+    height = TOP + ROW * len(stages) + 8
+    plot = LEFT + 4
+    parts = [_text(LEFT - 8, 16, "stage", "end"), _text(plot, 16, "us of one call: ours, filled, and the peer's")]
+    for place, (entry, found) in enumerate(zip(stages, times, strict=True)):
+        y = TOP + ROW * place + ROW / 2
+        parts.append(_text(LEFT - 8, y + 4, entry["name"], "end"))
+        for who, top in (("ours", y - _BAR - 1), ("peer", y + 1)):
+            if found[who] is not None:
+                width = max(found[who] / longest * PLOT, 0.5)
+                parts.append(f'<rect x="{plot}" y="{top:.1f}" width="{width:.1f}" height="{_BAR}" class="{who}"/>')
+        shown = " / ".join("-" if found[who] is None else f"{found[who]:,.1f}" for who in ("ours", "peer"))
+        end = max(found[who] or 0.0 for who in ("ours", "peer")) / longest * PLOT
+        parts.append(_text(plot + end + 8, y + 4, shown))
+    title = f"Latency, {case['title']}"
+    words = escape(f"{title}: microseconds of one call of each stage, ours and the peer's")
+    svg = (
+        f'<svg class="nodes" viewBox="0 0 {plot + PLOT + 2 * _LABEL + 20} {height}" role="img" aria-label="{words}">'
+        f"{''.join(parts)}</svg>"
+    )
+    ways = "; ".join(dict.fromkeys(found["how"] for found in times))
+    return Figure(title, f"us of one forward call, ours / the peer's, isolated: medians of {ways}; {LATENCY_NOTE}", svg)
 
 
 def _bits(entry: dict[str, Any]) -> State:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits.report.block_replays import bits, control_table, gradient_tables, number, peer_variations
-from samebits.report.figures import node_figure
+from samebits.report.figures import LATENCY_NOTE, latency_figure, node_figure
 from samebits.report.pages import TablesPage
 from samebits.report.parts import Cell, Group, State, Table, Tile, good
 
@@ -14,6 +14,7 @@ _STAGE_COLUMNS = (
     "stage", "repeats", "rows that vary", "peer's rows that vary", "chained, differing", "isolated, differing", "max ulp",
     "promised", "error / max", "peer's", "correctly rounded", "peer's",
 )  # fmt: skip
+_TIMES = ("us", "peer's")
 _MODES = ("separate", "fused", "peer")
 
 
@@ -39,7 +40,8 @@ def summary(replay: dict[str, Any]) -> list[Table]:
 def group(case: dict[str, Any]) -> Group:
     first = case["first_isolated_drift"] or "none"
     caption = f"{case['layout']} layout, seed {case['seed']}; first stage that differs on the peer's inputs: {first}"
-    return Group(case["title"], caption, tuple(case_tables(case)), (node_figure(case),))
+    figures = (node_figure(case), *((latency_figure(case),) if _timed(case) else ()))
+    return Group(case["title"], caption, tuple(case_tables(case)), figures)
 
 
 def case_tables(case: dict[str, Any]) -> list[Table]:
@@ -48,8 +50,13 @@ def case_tables(case: dict[str, Any]) -> list[Table]:
         "chained: fed by its own stages before; isolated: fed by the peer's, so that a difference is the stage's own. "
         "Errors are the largest distance from the FP64 golden over the golden's largest magnitude."
     )
-    numeric = frozenset({2, 3, 4, 5, 6, 8, 9, 10, 11})
-    made = [Table(f"Stages, {case['title']}", _STAGE_COLUMNS, rows, numeric=numeric, caption=note)]
+    columns: tuple[str, ...] = _STAGE_COLUMNS
+    if _timed(case):
+        rows = tuple((*row, *_times(entry)) for row, entry in zip(rows, case["stages"], strict=True))
+        columns += _TIMES
+        note += f" us: isolated, forward; {LATENCY_NOTE}"
+    numeric = frozenset({2, 3, 4, 5, 6, *range(8, len(columns))})
+    made = [Table(f"Stages, {case['title']}", columns, rows, numeric=numeric, caption=note)]
     if _of_nodes(case):
         made += gradient_tables(case)
     elif case["gradients"]:
@@ -62,6 +69,17 @@ def case_tables(case: dict[str, Any]) -> list[Table]:
 def _of_nodes(case: dict[str, Any]) -> bool:
     """Whether its gradients are those of a block, by leaf and by node."""
     return bool(case["gradients"]) and "nodes" in case["gradients"]
+
+
+def _timed(case: dict[str, Any]) -> bool:
+    """Whether its stages were timed: older records have no times."""
+    return any(entry.get("latency_us") for entry in case["stages"])
+
+
+def _times(entry: dict[str, Any]) -> tuple[Cell, Cell]:
+    found = entry["latency_us"]
+    ours, peers = (Cell("-" if found[who] is None else f"{found[who]:,.1f}") for who in ("ours", "peer"))
+    return Cell(ours.text, detail=f"{found['how']}, median of {found['calls']}"), peers
 
 
 def _stage(entry: dict[str, Any]) -> tuple[Cell, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samebits.models.minimax_h3 import provider
+import samebits
 from samebits.models.minimax_h3.chain import EVERYWHERE, NOWHERE, ON_CUDA, Arguments, Chain, History, Stage
 from samebits.models.minimax_h3.geometry import MODALITIES, Geometry
 from samebits.models.minimax_h3.layouts import named
@@ -41,7 +41,7 @@ class BlockCase:
     hidden: Tensor
     """(1, S, H) in the model's dtype: a stand-in for what enters block 0."""
     temb: Tensor
-    """(T, D) FP32: what the eager provider's timestep embedder makes of ``timestep``."""
+    """(T, D) FP32: what our timestep embedder makes of ``timestep``, since a library's FP32 product is another on each machine."""
 
     @property
     def geometry(self) -> Geometry:
@@ -67,7 +67,7 @@ def make_block_case(weights: Weights, layout: str, seed: int = 0) -> BlockCase:
     gain = weights[PREFIX + "norm1.weight"]
     geometry, device = weights.geometry, gain.device
     timestep = timestep.to(device)
-    features = provider.timestep_sinusoid(timestep, geometry.time_channels)
+    features = samebits.timestep_sinusoid(timestep, geometry.time_channels)
     cos, sin = rope_3axis_tables(packed.position_ids.to(device), frequencies=geometry.rope_frequencies)
     drawn = torch.randn(1, len(packed), geometry.hidden_size, generator=torch.Generator().manual_seed(seed + 2))
     return BlockCase(
@@ -78,7 +78,7 @@ def make_block_case(weights: Weights, layout: str, seed: int = 0) -> BlockCase:
         cos=cos,
         sin=sin,
         hidden=drawn.to(device, gain.dtype),
-        temb=provider.timestep_mlp(features, *(weights[name] for name in TIME_EMBEDDER)),
+        temb=samebits.timestep_mlp(features, *(weights[name] for name in TIME_EMBEDDER)),
     )
 
 

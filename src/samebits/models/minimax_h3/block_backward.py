@@ -95,17 +95,17 @@ def block_gradients(
     """
     drawn = torch.randn(case.hidden.shape, generator=torch.Generator().manual_seed(seed + 1))
     upstream = drawn.to(case.hidden.device, case.dtype)
-    runners = {"ours": lambda one: _chain(one, candidate), "the peer's": whole or (lambda one: _chain(one, theirs))}
+    runners = {"ours": lambda one: chained(one, candidate), "the peer's": whole or (lambda one: chained(one, theirs))}
     runs = {mode: _twice(mode, case, runner, upstream) for mode, runner in runners.items()}
     first, again, _ = runs["ours"]
     peers, peers_again, _ = runs["the peer's"]
-    exact = _run(_exact(case), lambda one: _chain(one, judge), upstream.double())[1]
+    exact = run(_exact(case), lambda one: chained(one, judge), upstream.double())[1]
     leaves = [_leaf(n, first[n], again[n], peers[n], peers_again[n], exact[n]) for n in LEAVES]
     del exact
     nodes = _nodes(case, candidate, theirs, runs, upstream)
     beside = None
     if patched is not None:
-        made = _run(case, patched, upstream)[1]
+        made = run(case, patched, upstream)[1]
         beside = agreement(tuple(made[name] for name in LEAVES), tuple(first[name] for name in LEAVES))
     return BlockGradients(tuple(leaves), tuple(nodes), beside)
 
@@ -116,16 +116,16 @@ Gradients = Mapping[str, Tensor]
 
 def _twice(mode: str, case: BlockCase, runner: Runner, upstream: Tensor) -> tuple[Gradients, Gradients, Gradients]:
     try:
-        one, other = (_run(case, runner, upstream)[1] for _ in range(2))
+        one, other = (run(case, runner, upstream)[1] for _ in range(2))
         joined = replace(case, hidden=torch.cat((case.hidden.flip(1), case.hidden)))
-        return one, other, _run(joined, runner, torch.cat((upstream.flip(1), upstream)))[1]
+        return one, other, run(joined, runner, torch.cat((upstream.flip(1), upstream)))[1]
     except (StageError, UnsupportedError):
         raise
     except Exception as failure:
         raise StageError(f"gradients, {mode}: {type(failure).__name__}: {failure}") from failure
 
 
-def _run(case: BlockCase, runner: Runner, upstream: Tensor) -> tuple[History, Gradients]:
+def run(case: BlockCase, runner: Runner, upstream: Tensor) -> tuple[History, Gradients]:
     tensors = {name: getattr(case, name) for name in INPUTS} | {name: case.parameter(name) for name in PARAMETERS}
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors.items()}
     parameters = {PREFIX + name: leaves[name] for name in PARAMETERS}
@@ -140,7 +140,7 @@ def _run(case: BlockCase, runner: Runner, upstream: Tensor) -> tuple[History, Gr
     return values, dict(zip((*leaves, *reached), found, strict=True)) | {OUTPUT: upstream}
 
 
-def _chain(case: BlockCase, implementation: Implementation) -> History:
+def chained(case: BlockCase, implementation: Implementation) -> History:
     history: History = {}
     for stage in BLOCK.stages:
         history[stage.name] = stage.run(implementation, stage.arguments(case, history))
@@ -177,7 +177,7 @@ def _nodes(
 ) -> list[NodeGradient]:
     (first, again, beside), (peers, peers_again, peers_beside) = runs["ours"], runs["the peer's"]
     with torch.no_grad():
-        history = _chain(case, theirs)
+        history = chained(case, theirs)
     found = []
     for stage in BLOCK.stages:
         name = stage.name

@@ -16,6 +16,7 @@ from samebits.models.minimax_h3.candidate import Candidate
 from samebits.models.minimax_h3.chain import History
 from samebits.models.minimax_h3.controls import controls
 from samebits.models.minimax_h3.forward import stages
+from samebits.models.minimax_h3.latency import Clock
 from samebits.models.minimax_h3.measure import Agreement, agreement
 from samebits.models.minimax_h3.record import CaseResult, Replay, exact_matmul, recorded, the_peer
 from samebits.models.minimax_h3.weights import Weights
@@ -33,6 +34,7 @@ def replay_block(
     against: str | None = None,
     seed: int = 0,
     with_backward: bool = False,
+    clock: Clock | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Replay:
     """Every layout on the device of ``weights``, planted faults in the first.
@@ -43,6 +45,7 @@ def replay_block(
         candidate: what is replayed, a :class:`Candidate` of ``BLOCK``; our operators by default.
         against: ``"diffusers"`` or ``"provider"``; None takes diffusers where it is installed.
         with_backward: the gradients of every input, parameter and node too.
+        clock: what times each node; None: nothing is timed.
         progress: told (layouts done, layouts, the layout that begins).
 
     Raises:
@@ -61,7 +64,7 @@ def replay_block(
             whole = block_peer.whole if home is peer else None
             with torch.no_grad():
                 caught = None if whole is None else whole(case)
-            found, own, history = stages(BLOCK, case, chosen, theirs, judge, caught)
+            found, own, history = stages(BLOCK, case, chosen, theirs, judge, caught, clock)
             patched = patched_runner(case, chosen)
             beside = None if patched is None else _patched(case, patched, own)
             planted = () if done else controls(case, history, theirs, judge)

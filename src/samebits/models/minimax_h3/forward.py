@@ -20,6 +20,7 @@ from samebits.exact.bits import digest
 from samebits.models.difference import rows_differing
 from samebits.models.minimax_h3.candidate import Candidate
 from samebits.models.minimax_h3.chain import Arguments, Chain, History, Implementation, Outputs, Stage
+from samebits.models.minimax_h3.latency import Clock, Latency
 from samebits.models.minimax_h3.measure import Agreement, Error, agreement, error, repeats, spread
 
 ROWS = 8
@@ -66,6 +67,8 @@ class StageResult:
     """Close enough to the golden, by the rule of the chain."""
     whole: bool | None = None
     """Whether the peer's own module, run whole, had the bits of its part here; None: nothing was run whole."""
+    latency_us: Latency | None = None
+    """Of the isolated execution, forward; None: nothing was timed."""
 
 
 @torch.no_grad()
@@ -76,6 +79,7 @@ def stages(
     theirs: Implementation,
     judge: Implementation,
     whole: Mapping[str, Outputs] | None = None,
+    clock: Clock | None = None,
 ) -> tuple[tuple[StageResult, ...], History, History]:
     """Every stage of a case, what the candidate made of each, and what the peer did.
 
@@ -83,6 +87,7 @@ def stages(
         case: what the stages of the chain take their arguments from, with a ``hidden`` on the device of the run.
         theirs, judge: the peer and the golden.
         whole: what the peer's module made of each stage when it ran as one.
+        clock: what times each stage.
     """
     own: History = {}
     peers: History = {}
@@ -117,6 +122,7 @@ def stages(
                 peer_error=peer_off,
                 within_tolerance=chain.close(off, peer_off),
                 whole=None if whole is None else repeats(whole[stage.name], expected),
+                latency_us=None if clock is None else clock(chain, stage, candidate, given),
             )
         )
         own[stage.name], peers[stage.name], exact[stage.name] = ours, expected, true

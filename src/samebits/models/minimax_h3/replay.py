@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from samebits.models.minimax_h3 import backward, golden
 from samebits.models.minimax_h3.candidate import Candidate
 from samebits.models.minimax_h3.forward import stages
+from samebits.models.minimax_h3.latency import Clock
 from samebits.models.minimax_h3.record import CaseResult, Replay, exact_matmul, recorded, the_peer
 from samebits.models.minimax_h3.rules import check
 from samebits.models.minimax_h3.stages import CONDITIONING, make_case
@@ -25,6 +26,7 @@ def replay(
     layout: str = "interleaved",
     seed: int = 0,
     with_backward: bool = False,
+    clock: Clock | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Replay:
     """Every case of T x S on the device of ``weights``.
@@ -34,6 +36,7 @@ def replay(
         against: ``"diffusers"`` or ``"provider"``; None takes diffusers where it is installed.
         layout: ``"interleaved"`` or ``"block"``.
         with_backward: the gradients of the timestep embedder and the projection too.
+        clock: what times each stage; None: nothing is timed.
         progress: told (cases done, cases, the case that begins).
 
     Raises:
@@ -52,6 +55,6 @@ def replay(
             case = make_case(weights, t, s, seed, layout)
             gradients = backward.gradients(case, chosen, theirs, seed) if with_backward else None
             judge = CONDITIONING.by(golden.Golden(case.dtype))
-            found, _, _ = stages(CONDITIONING, case, chosen, theirs, judge)
+            found, _, _ = stages(CONDITIONING, case, chosen, theirs, judge, clock=clock)
             results.append(CaseResult(title, t, s, layout, seed, found, gradients))
     return recorded(KIND, weights, chosen, name, results, check(results))

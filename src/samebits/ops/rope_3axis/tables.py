@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from samebits.exact import elementary
+
 AXES = 3
 
 
@@ -50,4 +52,4 @@ def rope_3axis_tables(position_ids: Tensor, *, frequencies: int = 16, theta: flo
     by = _frequencies(frequencies, float(theta)).to(position_ids.device)
     angles = (position_ids.to(torch.float32)[:, :, None] * by).flatten(1)  # t, then h, then w
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return elementary.cos(angles), elementary.sin(angles)

@@ -11,11 +11,12 @@ import math
 import torch
 from torch import Tensor
 
+from samebits.exact import elementary
 from samebits.operator import LIBRARY
 
 MAX_PERIOD = 10000
 
-_kept: dict[tuple[torch.device, int], Tensor] = {}
+_kept: dict[tuple[torch.device, int, str | None], Tensor] = {}
 
 
 def frequencies(timestep: Tensor, num_channels: int) -> Tensor:
@@ -23,12 +24,13 @@ def frequencies(timestep: Tensor, num_channels: int) -> Tensor:
     like = timestep.detach()
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return torch.ops.samebits.timestep_frequencies(like, num_channels)
-    known = _kept.get((like.device, num_channels))
+    key = like.device, num_channels, elementary.chosen()
+    known = _kept.get(key)
     if known is not None:
         return known
     made = _made(like, num_channels)
     if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):  # a graph's memory is not ours to keep
-        _kept[like.device, num_channels] = made
+        _kept[key] = made
     return made
 
 
@@ -39,7 +41,7 @@ def _made(like: Tensor, num_channels: int) -> Tensor:
         torch.no_grad(),
     ):  # a tensor made in inference mode could not be saved for a backward
         exponent = -math.log(MAX_PERIOD) * torch.arange(0, half, dtype=torch.float32, device=like.device)
-        return torch.exp(exponent / half)
+        return elementary.exp(exponent / half)
 
 
 def _shape(like: Tensor, num_channels: int) -> Tensor:

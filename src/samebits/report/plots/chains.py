@@ -90,7 +90,23 @@ def _nodes(cases: Sequence[dict[str, Any]], about: Context) -> Iterable[Plot]:
             "largest distance from FP64 over its largest magnitude; FP64 rounds only where the model stores a value",
         ),
     )
-    return _plots("nodes", names, cases, parts, about)
+    yield from _plots("nodes", names, cases, parts, about)
+    if all(entry.get("latency_us") for case in stages for entry in case):
+        yield from _plots("latency", names, cases, (_latency(stages, about),), about)
+
+
+def _latency(stages: Sequence[Sequence[Any]], about: Context) -> Part:
+    times = (
+        Series("peer", about.peer, table(stages, lambda entry: entry["latency_us"]["peer"])),
+        Series("ours", OURS, table(stages, lambda entry: entry["latency_us"]["ours"])),
+    )
+    ways = "; ".join(dict.fromkeys(entry["latency_us"]["how"] for case in stages for entry in case))
+    return Part(
+        "latency",
+        Panel("error", "us of one forward call", times),
+        f"microseconds of one forward call, median of {ways}; {about.peer} by its own operations one by one; "
+        "for orientation, not a benchmark",
+    )
 
 
 def _errors(entries: Sequence[Sequence[Any]], about: Context) -> list[Series]:
