@@ -176,7 +176,7 @@ def test_the_report_is_json():
         ({"candidate": "torch.mm", "sizes": {"Q": 3}}, "its axes: K, N"),
         ({"candidate": "torch.einsum"}, "--shape T,64"),
         ({"candidate": "torch.float32"}, "not a callable"),
-        ({"candidate": "torch:nonsense"}, "has no 'nonsense'"),
+        ({"candidate": "torch:nonsense"}, "there is no 'nonsense' in it"),
         ({"candidate": "nowhere.py:f"}, "no file"),
         ({"candidate": "torch.sigmoid", "shapes": ["64,T"]}, "T first"),
         ({"candidate": "torch.sigmoid", "shapes": ["64"]}, "mark the batch axis"),
