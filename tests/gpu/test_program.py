@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import gpu_record
@@ -179,7 +180,7 @@ def test_a_record_tells_what_has_passed(tmp_path: Path, workers: tuple[str, ...]
     )
     assert done.returncode == 1
     assert tested.passed(record) == {"test_suite.py::test_good": 3}
-    assert tested.where(record)["torch"] == torch.__version__
+    assert tested.where(record)["torch"] == metadata.version("torch")
     (failure,) = tested.failures(record)
     assert failure.startswith("test_suite.py::test_bad[1] (call): E ")
     lines = record.read_text().splitlines()
@@ -288,15 +289,15 @@ def test_exercise_reaches_every_call(name):
     """The checkers see every contract, dtype, subset of results, and rows that are not aligned."""
     op = registry.operator(name)
     seen = []
-    real = op._decision
+    real = op._known
 
     def spy(*call):
-        decision = real(*call)
+        decision, addresses = real(*call)
         seen.append(decision.call)
-        return decision
+        return decision, addresses
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op, "_decision", spy)
+        patch.setattr(op, "_known", spy)
         patch.setattr(exercise, "ROWS", (1, 3))
         free = {axis: 24 for axis, _ in op.spec.tuned}
         odd = op.spec.fitted({a: min(s, 17) for a, s in free.items()})

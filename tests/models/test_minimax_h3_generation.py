@@ -291,7 +291,7 @@ def test_the_command(tmp_path, monkeypatch):
         (("--steps", "0"), "error: 0 steps: expected at least 1"),
         (("--backward",), "error: --backward: --stage generation does not have it"),
         (("--layouts", "tiny,small"), "error: --layouts tiny,small: --stage generation makes one video, of one layout"),
-        (("--sealed", "nowhere.json"), "error: [Errno 2] No such file"),
+        (("--sealed", "nowhere.json"), "error: nowhere.json: No such file"),
         (("--blocks", "0"), "error: --blocks 0: expected at least 1"),
         (
             ("--contract", "linear=x"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from importlib import metadata
 
 import pytest
-import torch
 from drift.models import Net, batch
 
 from samebits.cli.errors import UserError
@@ -45,7 +45,7 @@ def test_the_program_prints_json(capsys):
     main(["--device", "cpu", "--rounds", "1", "--sequence", "4", "--batch", "1", "--contracts", "published"])
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "samebits-trace-overhead" and found["unchanged"] and found["calls"] > 20
-    assert found["environment"]["torch"] == torch.__version__
+    assert found["environment"]["torch"] == metadata.version("torch")
 
 
 def test_the_block_of_minimax_h3_forward_and_backward(capsys, tmp_path):

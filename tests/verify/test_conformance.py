@@ -356,16 +356,16 @@ def test_a_forgotten_chunk_is_seen(plant, monkeypatch):
 
 def test_a_launch_without_rows_is_seen(plant, monkeypatch):
     tests, op = plant(), registry.operator("h_aggregate")
-    real = op._decision
+    real = op._known
 
     def one_row(request):
-        decision = real(request)
-        return dataclasses.replace(decision, call=dataclasses.replace(decision.call, rows=1))
+        decision, addresses = real(request)
+        return dataclasses.replace(decision, call=dataclasses.replace(decision.call, rows=1)), addresses
 
     for backward in (False, True):
         tests.test_no_rows(PLANTED, "ascending", backward)
         with monkeypatch.context() as patch:
-            patch.setattr(op, "_decision", one_row)
+            patch.setattr(op, "_known", one_row)
             with pytest.raises(AssertionError, match="without rows was launched"):
                 tests.test_no_rows(PLANTED, "ascending", backward)
 
