@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from samebits import registry
-from samebits.bench import show, targets
+from samebits.bench import results, show, targets
 
 
 def _line(**changes):
@@ -68,3 +70,12 @@ def test_targets_name_what_exists():
             assert (target.at_least is None) != (target.at_most is None)
             assert all(spec.contract(contract) for contract in target.contracts)
             assert target.text
+
+
+def test_every_committed_line_is_a_result():
+    """The demo and the report read them all."""
+    files = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*.jsonl"))
+    lines = results.read(files)
+    assert {"linear", "attention", "minimax_h3"} <= {line["op"] for line in lines}
+    verdicts, _ = targets.judge(lines)
+    assert len(verdicts) > 100

@@ -47,7 +47,7 @@ def test_where_cublas_has_the_bits_of_one_chain(shape: str, mode: str) -> None:
         theirs = F.linear(x[:rows], weight)
         chain[rows] = int((bits(theirs) != bits(ours[:rows])).sum())
         itself[rows] = int((bits(theirs) != bits(whole[:rows])).any(1).sum())
-    if folder := os.environ.get("OUT"):  # a line of the record
+    if folder := os.environ.get("SAMEBITS_RECORDS"):  # a line of the record, in this folder
         line = {"shape": shape, "N": n, "K": k, "mode": mode, "differing_from_chain": chain, "rows_that_differ": itself}
         with (Path(folder) / "linear_cublas.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
