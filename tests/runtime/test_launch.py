@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from runtime.no_gpu import drive
 
 from samebits.runtime import launch as launching
 from samebits.runtime.launch import Launch, launch
@@ -42,12 +43,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(launching, "current_device", lambda: 0)
-    monkeypatch.setattr(launching, "_bind", lambda device: None)
-    monkeypatch.setattr(launching, "_driver", lambda: made)
-    monkeypatch.setattr(launching, "_stream", lambda handle: handle)
+    drive(monkeypatch, made)
     monkeypatch.setattr(launching, "_ready", {(id(PLAN), 0): launching._Ready(PLAN, "function", 3, 2, 128, 16)})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
     return made
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from runtime.no_gpu import STREAM, drive
 from torch import Tensor
 
 from samebits import dispatch, registry
@@ -61,7 +62,7 @@ class Driver:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
         _, _, shared, stream, row, extra = rest
-        assert (z, extra, stream) == (1, 0, 77)
+        assert (z, extra, stream) == (1, 0, STREAM)
         kinds = self.kinds.pop(0)
         addresses = (ctypes.c_void_p * len(kinds)).from_address(row)
         words = [ctypes.c_int64.from_address(address).value for address in addresses]
@@ -73,13 +74,9 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(launching, "current_device", lambda: 0)
-    monkeypatch.setattr(launching, "_bind", lambda device: None)
-    monkeypatch.setattr(launching, "_driver", lambda: made)
-    monkeypatch.setattr(launching, "_stream", lambda handle: handle)
+    drive(monkeypatch, made)
     monkeypatch.setattr(launching, "_ready", {})
     monkeypatch.setattr(launching, "_load", ready)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
     monkeypatch.setattr(mapping, "encoded", Map)
     monkeypatch.setattr(Map, "made", [])
     return made
