@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.no_gpu import drive
+from runtime.no_gpu import STREAM, drive
 
 from samebits.runtime import launch as launching
 from samebits.runtime.launch import Launch, launch
@@ -58,7 +58,7 @@ def test_a_launch_is_told_its_grid_its_stream_and_every_argument(driver: Driver)
     tensor, parameter = torch.ones(4)[1:], torch.nn.Parameter(torch.ones(2))
     driver.count = 6
     launch(PLAN, tensor, 7, parameter, -1, True, ctypes.c_float(1.5))
-    assert driver.launches == [("function", 3, 2, 1, 128, 1, 1, 16, 77)]
+    assert driver.launches == [("function", 3, 2, 1, 128, 1, 1, 16, STREAM)]
     *words, last = driver.words[0]
     assert words == [tensor.data_ptr(), 7, parameter.data_ptr(), -1, 1]
     assert last & 0xFFFFFFFF == 0x3FC00000
